@@ -1,0 +1,1 @@
+"""The command line: where the lab meets the tracker."""
