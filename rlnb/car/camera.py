@@ -6,7 +6,7 @@
 __all__ = ['RESOLUTION', 'MARGIN', 'LEVELS', 'Look', 'look_of', 'Ground', 'stamp_distances', 'colour_by_distance', 'paint',
            'between', 'CameraConfig', 'Rays', 'aim', 'shoot', 'Camera', 'beams']
 
-# %% ../../nbs/car/30_camera.ipynb #97c99bc2
+# %% ../../nbs/car/30_camera.ipynb #c3b5e50b
 import math
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from .tracks import track_file
 
-# %% ../../nbs/car/30_camera.ipynb #d139b632
+# %% ../../nbs/car/30_camera.ipynb #bd33b332
 @dataclass(frozen=True)
 class Look:
     "Colours are RGB 0-255."
@@ -41,7 +41,7 @@ def look_of(name):
     dash = float(rng.choice([0.0, 1.0, 2.0, 3.0, -1.0]))
     return Look(ground, road, line[0], line[int(rng.integers(0, 3))], colour(140, 235), float(rng.uniform(4, 26)), dash)
 
-# %% ../../nbs/car/30_camera.ipynb #c381da47
+# %% ../../nbs/car/30_camera.ipynb #4f9b22fb
 RESOLUTION = 0.125  # units per pixel of the finest level
 MARGIN = 24.0  # units of ground around the track
 LEVELS = 5  # each half as fine as the one before
@@ -58,7 +58,7 @@ class Ground:
     sky: tuple[int, int, int]
     beyond: tuple[int, int, int]  # colour outside the raster
 
-# %% ../../nbs/car/30_camera.ipynb #b489e082
+# %% ../../nbs/car/30_camera.ipynb #574e442a
 @numba.njit(cache=True)
 def stamp_distances(points, spacing, origin_x, origin_z, pixel, reach, distance, arc):
     "Writes into `distance` and `arc` (rows, columns) the units to the nearest centre point within `reach` and how far along that is."
@@ -88,7 +88,7 @@ def colour_by_distance(track, look, distance, arc, rng):
         site[start] = chequered[start, None]
     return np.clip(site, 0, 255).astype(np.uint8)
 
-# %% ../../nbs/car/30_camera.ipynb #7630955c
+# %% ../../nbs/car/30_camera.ipynb #eeadaf5e
 def paint(track, look=None, seed=0):
     "The `Ground` of a track, painted in its look or another; `seed` draws the grain."
     look = look or look_of(track.look)
@@ -115,7 +115,7 @@ def between(track):
     ends = np.vstack([track.points, track.points[:1] if track.closed else track.points[-1:]])
     return np.ascontiguousarray(np.concatenate([ends[:-1] + f * np.diff(ends, axis=0) for f in (0, 0.25, 0.5, 0.75)], 1).reshape(-1, 2))
 
-# %% ../../nbs/car/30_camera.ipynb #7a559386
+# %% ../../nbs/car/30_camera.ipynb #2e84fd0f
 @dataclass(frozen=True)
 class CameraConfig:
     "What a client may set; the defaults are the stand-in's own camera."
@@ -147,7 +147,7 @@ def aim(config):
     ray = np.stack([u * (1 + config.fish_eye[0] * bend), -v * (1 + config.fish_eye[1] * bend), np.ones_like(u)], -1)
     (ca, sa), (cb, sb), (cc, sc) = ((math.cos(math.radians(a)), math.sin(math.radians(a))) for a in config.rotation)
     ray = ray @ np.array([[cc, -sc, 0], [sc, cc, 0], [0, 0, 1]])  # roll
-    ray = ray @ np.array([[1, 0, 0], [0, ca, sa], [0, -sa, ca]]).T @ np.array([[cb, 0, -sb], [0, 1, 0], [sb, 0, cb]])  # down, then right
+    ray = ray @ np.array([[1, 0, 0], [0, ca, sa], [0, -sa, ca]]) @ np.array([[cb, 0, -sb], [0, 1, 0], [sb, 0, cb]])  # down, then right
     with np.errstate(divide="ignore"):
         reach = np.where(ray[..., 1] < -1e-4, config.offset[1] / -ray[..., 1], np.inf)
     sky = ~(reach < 400)
@@ -158,49 +158,58 @@ def aim(config):
     right, ahead = (config.offset[i] + reach * ray[..., i] for i in (0, 2))
     return Rays(right.astype(np.float32), ahead.astype(np.float32), np.where(sky, np.int8(-1), level))
 
-# %% ../../nbs/car/30_camera.ipynb #11545cf5
+# %% ../../nbs/car/30_camera.ipynb #5226e6c0
 @numba.njit(cache=True, fastmath=True)
 def shoot(image, right, ahead, level, atlas, offset, shape, origin_x, origin_z, sky, beyond, x, z, yaw, noise, seed):
-    "Fills `image` (height, width, 3) uint8 as seen from (x, z) units at heading `yaw` rad, with brightness noise of amplitude `noise`."
-    s, c = math.sin(yaw), math.cos(yaw)
+    """Fills `image` (height, width, 3) uint8 as seen from (x, z) units at heading `yaw` rad, with brightness noise of amplitude `noise`.
+
+    `right` and `ahead` (height, width) are the rays' places on the ground in pixels of the raster's `level` (height, width).
+    """
+    s, c = np.float32(math.sin(yaw)), np.float32(math.cos(yaw))
     state = np.uint32(seed * 2654435761 + 12345)
+    strength = int(noise * 258)  # noise / 127 in steps of 1 / 32768
+    finest = np.float32((x - origin_x) / RESOLUTION), np.float32((z - origin_z) / RESOLUTION)
+    eye = np.empty((LEVELS, 2), np.float32)  # the camera in pixels of each level
+    for k in range(LEVELS):
+        eye[k, 0], eye[k, 1] = finest[0] / (1 << k), finest[1] / (1 << k)
     for i in range(image.shape[0]):
         for j in range(image.shape[1]):
             k = level[i, j]
             r, g, b = sky[0], sky[1], sky[2]
             if k >= 0:
-                pixel = RESOLUTION * (1 << k)
-                column = int(math.floor((x + c * right[i, j] + s * ahead[i, j] - origin_x) / pixel))
-                row = int(math.floor((z - s * right[i, j] + c * ahead[i, j] - origin_z) / pixel))
-                if 0 <= column < shape[k, 1] and 0 <= row < shape[k, 0]:
+                across, along = eye[k, 0] + c * right[i, j] + s * ahead[i, j], eye[k, 1] - s * right[i, j] + c * ahead[i, j]
+                column, row = int(across), int(along)
+                if across >= 0 and along >= 0 and column < shape[k, 1] and row < shape[k, 0]:
                     at = offset[k] + 3 * (row * shape[k, 1] + column)
                     r, g, b = atlas[at], atlas[at + 1], atlas[at + 2]
                 else:
                     r, g, b = beyond[0], beyond[1], beyond[2]
             if noise > 0:
                 state = np.uint32(state * np.uint32(1664525) + np.uint32(1013904223))
-                error = int(noise * (((state >> np.uint32(16)) & np.uint32(255)) / 127.5 - 1.0))
+                error = (int((state >> np.uint32(16)) & np.uint32(255)) * strength - 127 * strength + 16384) >> 15
                 r, g, b = min(max(r + error, 0), 255), min(max(g + error, 0), 255), min(max(b + error, 0), 255)
             image[i, j, 0], image[i, j, 1], image[i, j, 2] = r, g, b
 
-# %% ../../nbs/car/30_camera.ipynb #a8c2b7d6
+# %% ../../nbs/car/30_camera.ipynb #138ac067
 class Camera:
     "A camera bound to a painted ground."
 
     def __init__(self, ground, config=CameraConfig()):  # noqa: B008
         self.ground, self.config, self.rays = ground, config, aim(config)
+        pixel = (RESOLUTION * 2.0 ** np.maximum(self.rays.level, 0)).astype(np.float32)
+        self.right, self.ahead = self.rays.right / pixel, self.rays.ahead / pixel  # in pixels of each ray's own level
         self.colours = tuple(np.array(colour, np.int64) for colour in (ground.sky, ground.beyond))
 
     def frame(self, x, z, yaw, noise=0.0, seed=0):
         "The uint8 image (height, width, channels) from (x, z) units at heading `yaw` rad."
         image = np.empty((self.config.height, self.config.width, 3), np.uint8)
-        g, r = self.ground, self.rays
-        shoot(image, r.right, r.ahead, r.level, g.atlas, g.offset, g.shape, *g.origin, *self.colours, x, z, yaw, noise, seed)
+        g = self.ground
+        shoot(image, self.right, self.ahead, self.rays.level, g.atlas, g.offset, g.shape, *g.origin, *self.colours, x, z, yaw, noise, seed)
         if self.config.channels == 3:
             return image
         return (image @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)[..., None]
 
-# %% ../../nbs/car/30_camera.ipynb #8da9152a
+# %% ../../nbs/car/30_camera.ipynb #ec5ce724
 @numba.njit(cache=True)
 def beams(distance, origin_x, origin_z, pixel, barrier, x, z, angles, longest):
     "Units from (x, z) to the barrier along each heading in `angles` (n,) rad; -1 where there is none within `longest`."
