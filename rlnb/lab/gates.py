@@ -45,7 +45,7 @@ def show(value) -> str:
         return {True: "yes", False: "no", None: "missing"}[value]
     return f"{value:.4g}" if isinstance(value, float) else str(value)[:60]
 
-# %% ../../nbs/lab/40_gates.ipynb #2686bb24
+# %% ../../nbs/lab/40_gates.ipynb #bb94dda1
 @dataclass(frozen=True)
 class Budget:
     "Environment steps."
@@ -73,7 +73,7 @@ class Stage:
 class Gates:
     "The whole file: stages in their order, and what each metric is called and measured in."
     stages: dict[str, Stage]
-    metrics: dict[str, dict]  # name -> {unit, label}
+    metrics: dict[str, dict]  # name -> {unit, label, zh}: label in English and in Chinese
     source: str = ""  # file name
 
     def __getitem__(self, name: str) -> Stage:
@@ -84,12 +84,6 @@ class Gates:
     def ladder(self, kind: str | None = None) -> list[Stage]:
         "The ordered stages, of one kind or of all."
         return [s for s in self.stages.values() if s.order is not None and kind in (None, s.kind)]
-
-    def unit(self, metric: str) -> str:
-        return self.metrics.get(metric, {}).get("unit", "")
-
-    def label(self, metric: str) -> str:
-        return self.metrics.get(metric, {}).get("label", metric)
 
 # %% ../../nbs/lab/40_gates.ipynb #ca301167
 def _fail(where: str, what: str):
@@ -149,7 +143,7 @@ def _stage(where: str, name: str, entry, metrics: dict) -> Stage:
                  _limits(f"{where}.pass", entry["pass"], metrics), _limits(f"{where}.gold", entry.get("gold", []), metrics),
                  entry.get("prerequisite"), entry.get("next"), entry.get("optional", False))
 
-# %% ../../nbs/lab/40_gates.ipynb #a3502ad4
+# %% ../../nbs/lab/40_gates.ipynb #f4914020
 def _links(where: str, stages: dict[str, Stage]) -> None:
     "Orders are unique; prerequisites exist and come earlier; the next stage exists and names this one as its prerequisite."
     orders: dict[int, str] = {}
@@ -179,13 +173,13 @@ def load_gates(path: Path) -> Gates:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise LabError(f"{path.name}: {error}") from error
     top = _table(path.name, content, {"metrics": dict, "stages": dict}, required=("metrics", "stages"))
-    metrics = {n: _table(f"{path.name} metrics.{n}", m, {"unit": str, "label": str}, ("unit", "label")) for n, m in top["metrics"].items()}
+    metrics = {n: _table(f"{path.name} metrics.{n}", m, {"unit": str, "label": str, "zh": str}, ("unit", "label")) for n, m in top["metrics"].items()}
     stages = {n: _stage(f"{path.name} stages.{n}", n, entry, metrics) for n, entry in top["stages"].items()}
     _links(path.name, stages)
     ordered = sorted(stages.values(), key=lambda s: (s.order is None, s.order or 0))
     return Gates({s.name: s for s in ordered}, metrics, path.name)
 
-# %% ../../nbs/lab/40_gates.ipynb #8a4a33fa
+# %% ../../nbs/lab/40_gates.ipynb #f7a60ab8
 @dataclass(frozen=True)
 class Row:
     "One judged limit."
@@ -206,8 +200,7 @@ class Verdict:
     pass_rows: tuple[Row, ...]
     gold_rows: tuple[Row, ...]
     reasons: tuple[str, ...]  # why not passed; empty if passed
-    units: dict = field(default_factory=dict)  # metric -> unit
-    labels: dict = field(default_factory=dict)  # metric -> label
+    about: dict = field(default_factory=dict)  # metric -> {unit, label, zh}
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -217,6 +210,13 @@ class Verdict:
         "The way back from JSON."
         rows = {k: tuple(Row(**r) for r in stored[k]) for k in ("pass_rows", "gold_rows")}
         return cls(**{**stored, **rows, "reasons": tuple(stored["reasons"])})
+
+    def unit(self, metric: str) -> str:
+        return self.about.get(metric, {}).get("unit", "")
+
+    def label(self, metric: str, language: str = "en") -> str:
+        about = self.about.get(metric, {})
+        return about.get("zh" if language == "zh" else "label") or about.get("label", metric)
 
 # %% ../../nbs/lab/40_gates.ipynb #9b3f860e
 def _preconditions(stage: Stage, metrics: dict) -> list[str]:
@@ -242,7 +242,7 @@ def has_passed(history, stage: str) -> bool:
         return False
     return any(isinstance(h, dict) and h.get("stage") == stage and (h.get("passed") is True or h.get("status") == "passed") for h in history)
 
-# %% ../../nbs/lab/40_gates.ipynb #7f6ad2f1
+# %% ../../nbs/lab/40_gates.ipynb #b733b54c
 def _judge(limits: tuple[Limit, ...], metrics: dict) -> tuple[Row, ...]:
     rows = []
     for limit in limits:
@@ -271,9 +271,9 @@ def check(
     passed = not reasons
     names = {row.metric for row in passing + gold}
     return Verdict(stage, passed, passed and bool(gold) and all(r.ok for r in gold), passing, gold, tuple(reasons),
-                   {n: gates.unit(n) for n in names}, {n: gates.label(n) for n in names})
+                   {n: dict(gates.metrics[n]) for n in sorted(names)})
 
-# %% ../../nbs/lab/40_gates.ipynb #eebda16e
+# %% ../../nbs/lab/40_gates.ipynb #0e4fbd97
 def verdict_rows(verdict: Verdict) -> list[tuple[str, str, str, str, bool, bool | None]]:
     "(label, value with unit, pass limits, gold limits, pass ok, gold ok or None) of each metric, in the gate's order."
     def limits(rows):
@@ -283,8 +283,8 @@ def verdict_rows(verdict: Verdict) -> list[tuple[str, str, str, str, bool, bool 
         passing = [r for r in verdict.pass_rows if r.metric == metric]
         gold = [r for r in verdict.gold_rows if r.metric == metric]
         value = (passing + gold)[0].value
-        text = f"{show(value)} {verdict.units.get(metric, '')}".strip() if isinstance(value, (int, float)) else show(value)
-        table.append((verdict.labels.get(metric, metric), text, limits(passing), limits(gold),
+        text = f"{show(value)} {verdict.unit(metric)}".strip() if isinstance(value, (int, float)) else show(value)
+        table.append((verdict.label(metric), text, limits(passing), limits(gold),
                       all(r.ok for r in passing), all(r.ok for r in gold) if gold else None))
     return table
 
