@@ -6,7 +6,7 @@
 __all__ = ['STEP', 'SUBSTEPS', 'X', 'Z', 'YAW', 'SPEED', 'STEER', 'THROTTLE', 'YAW_RATE', 'SLIP', 'GRID', 'CarParams', 'drive',
            'WorldConfig', 'Laps', 'World', 'node_position', 'lidar_sweep']
 
-# %% ../../nbs/car/40_simulator.ipynb #f8201c1c
+# %% ../../nbs/car/40_simulator.ipynb #85781766
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from .camera import RESOLUTION, Camera, CameraConfig, beams, look_of, paint
 from .protocol import Telemetry
 from .tracks import Locator, Track, named_track, random_track
 
-# %% ../../nbs/car/40_simulator.ipynb #2ee442a7
+# %% ../../nbs/car/40_simulator.ipynb #f6194abb
 @dataclass(frozen=True)
 class CarParams:
     "A DonkeyCar, in Unity units."
@@ -35,7 +35,7 @@ class CarParams:
 STEP, SUBSTEPS = 0.05, 4  # s between two frames; parts into which the physics cuts it
 X, Z, YAW, SPEED, STEER, THROTTLE, YAW_RATE, SLIP = range(8)  # the car's state: units, rad, units/s, rad, -1..1, rad/s, share of grip asked for
 
-# %% ../../nbs/car/40_simulator.ipynb #5da360d8
+# %% ../../nbs/car/40_simulator.ipynb #48dc9f6a
 @numba.njit(cache=True)
 def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, brake_force, grip, motor_lag, servo_lag):
     "Advances `state` (8,) by one frame in place, under steering and throttle in -1..1 and brake in 0..1."
@@ -59,7 +59,7 @@ def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, br
         state[YAW] += dt * rate
         state[SPEED], state[YAW_RATE], state[SLIP] = speed, rate, asked
 
-# %% ../../nbs/car/40_simulator.ipynb #ecf8ca63
+# %% ../../nbs/car/40_simulator.ipynb #0e39c1d7
 @dataclass(frozen=True)
 class WorldConfig:
     "What a stand-in world is made of."
@@ -78,7 +78,7 @@ class WorldConfig:
 
 GRID = 4.0  # units behind the start line where a car is put
 
-# %% ../../nbs/car/40_simulator.ipynb #5f58ed68
+# %% ../../nbs/car/40_simulator.ipynb #22a51f83
 class Laps:
     "Turns a car's progress into the events of a race."
 
@@ -120,7 +120,7 @@ class Laps:
                 events.append({"msg_type": "race_stop"})
         return events
 
-# %% ../../nbs/car/40_simulator.ipynb #7271fdb6
+# %% ../../nbs/car/40_simulator.ipynb #153d06d1
 class World:
     "A stand-in simulator in process: deterministic for a seed and a sequence of commands."
 
@@ -201,14 +201,14 @@ class World:
             accel_x=speed * rate / 8, accel_z=(speed - self.previous[0]) / STEP / 8, gyro_y=rate,
             pos_x=c[X] / 8, pos_y=0.0, pos_z=c[Z] / 8, vel_z=speed / 8, yaw=yaw, cte=self.cte, activeNode=int(self.locator.node), totalNodes=nodes, hit=self.hit)
 
-# %% ../../nbs/car/40_simulator.ipynb #7cba7f55
+# %% ../../nbs/car/40_simulator.ipynb #161fffb7
 def node_position(world, index):
     "The reply to `node_position`: place (raw Unity units) and rotation (a quaternion about the vertical) of a centre-line node, or None."
     if not 0 <= index < len(world.track.points):
         return None
     (x, z), half = world.track.points[index], world.track.heading[index] / 2
     return {"msg_type": "node_position", "index": index, "pos_x": float(x), "pos_y": 0.0, "pos_z": float(z),
-            "Qx": 0.0, "Qy": math.sin(half), "Qz": 0.0, "Qw": math.cos(half)}
+            "Qx": 0.0, "Qy": math.sin(half), "Qz": 0.0, "Qw": math.cos(half), "half_width": world.track.half_width}
 
 
 def lidar_sweep(world, config):
