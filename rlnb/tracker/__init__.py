@@ -1,0 +1,6 @@
+"""The drone reference tracker: physics, commands, rewards, learning and exams."""
+
+import os
+
+# crazyflow refuses to work if SciPy was imported without this flag, and Brax imports SciPy.
+os.environ.setdefault("SCIPY_ARRAY_API", "1")
