@@ -46,14 +46,18 @@ def table(head, rows, numbers=(), kind="") -> Block:
     text = "\n".join("  ".join(c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip() for line in lines)
     return Block(f"<table class='{kind}'>{top}<tbody>{body}</tbody></table>", text)
 
-# %% ../../nbs/lab/60_packets.ipynb #8cfa64f3
-def used(op: str, limit, value) -> float | None:
-    "The share of a limit that is used up: 1 is just met, below 1 is better. None where a share makes no sense."
+# %% ../../nbs/lab/60_packets.ipynb #aa004a1b
+def used(op: str, limit, value, rate: bool = False) -> float | None:
+    """The share of a limit that is used up: 1 is just met, below 1 is better. None where a share makes no sense.
+
+    For a `rate` that has to be at least the limit, what counts is how many of the allowed failures happened."""
     numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) for x in (limit, value))
     if not numbers or op == "==":
         return None
     if op in ("<=", "<"):
         return max(value, 0.0) / limit if limit > 0 else None
+    if rate and limit < 1:
+        return (1 - value) / (1 - limit)
     return limit / value if limit > 0 and value > 0 else None
 
 
@@ -169,10 +173,10 @@ def whereabouts(run: Run, root: Path, checkpoint: str | Path | None = None) -> B
     place = wandb.get("url") or (near(run.folder / wandb["folder"]) if wandb.get("folder") else wandb.get("mode", "not started"))
     return table(("", ""), [("run folder", near(run.folder)), ("checkpoint", near(checkpoint) if checkpoint else "–"), ("W&B", place)])
 
-# %% ../../nbs/lab/60_packets.ipynb #f25e5959
+# %% ../../nbs/lab/60_packets.ipynb #cf38b649
 def closest_call(verdict: Verdict):
     "(row, share of the limit that is used) of the tightest limit that is met, or None."
-    shares = [(row, used(row.op, row.limit, row.value)) for row in verdict.pass_rows if row.ok]
+    shares = [(row, used(row.op, row.limit, row.value, rate=not verdict.unit(row.metric))) for row in verdict.pass_rows if row.ok]
     return max(((r, s) for r, s in shares if s is not None), key=lambda pair: pair[1], default=None)
 
 
