@@ -24,10 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# %% ../../nbs/lab/50_notebooks.ipynb #2bfd2a86
+# %% ../../nbs/lab/50_notebooks.ipynb #d84a1e24
 from .errors import Interrupted, LabError, did_you_mean
 from .runs import Run, read_lines, to_plain, write_text, writing
-from .settings import Settings
+from .settings import Settings, as_environment
 
 # %% ../../nbs/lab/50_notebooks.ipynb #00598d92
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def execute(
     record = run.update(seconds={**run.record.get("seconds", {}), notebook.stem: seconds})
     return Execution(notebook, output, seconds, record)
 
-# %% ../../nbs/lab/50_notebooks.ipynb #52ed1b0d
+# %% ../../nbs/lab/50_notebooks.ipynb #605279a9
 def _prepare(notebook, output, parameters, run, settings, deadline, started, on_output, kernel) -> Callable:
     "Everything that can be found out before a kernel starts."
     import nbformat
@@ -306,7 +306,7 @@ def _prepare(notebook, output, parameters, run, settings, deadline, started, on_
         output.touch()
     if run.record["status"] != "running":
         run.start()
-    environment = {**run.writer_environment, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    environment = {**as_environment(settings), **run.writer_environment, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     manager = None if kernel else kernel_manager(environment, run.folder / "kernel.log", started)
     say = Saying(on_output) if on_output else None
     return _papermill(notebook, output, plain, settings.root, deadline, manager, kernel or "python3", say)

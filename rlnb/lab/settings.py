@@ -6,7 +6,7 @@
 __all__ = ['FOLDER', 'SEEDS', 'SECONDS', 'SETTINGS', 'Kind', 'read_seeds', 'show_seeds', 'read_seconds', 'read_folder',
            'read_whole', 'read_choice', 'read_scheduler', 'read_name', 'setting', 'choice', 'whole', 'Settings',
            'find_root', 'from_file', 'from_environment', 'from_flags', 'load_settings', 'shown', 'settings_rows',
-           'settings_text']
+           'as_environment', 'settings_text']
 
 # %% ../../nbs/lab/10_settings.ipynb #09a1370b
 import configparser
@@ -240,6 +240,11 @@ def shown(settings: Settings, name: str) -> str:
 def settings_rows(settings: Settings) -> list[tuple[str, str, str, str]]:
     "(name, value, where it came from, what it is for) of every setting."
     return [(n, shown(settings, n), settings.sources[n], f.metadata["help"]) for n, f in SETTINGS.items()]
+
+# %% ../../nbs/lab/10_settings.ipynb #9dd436fa
+def as_environment(settings: Settings) -> dict[str, str]:
+    "All settings as `RLNB_...` variables, for a child process."
+    return {f"RLNB_{name.upper()}": shown(settings, name) for name in SETTINGS}
 
 # %% ../../nbs/lab/10_settings.ipynb #ad4f4f06
 def settings_text(settings: Settings) -> str:

@@ -1,0 +1,360 @@
+"""The ladder: each stage is trained, examined and judged, once, unless something that matters has changed."""
+import ast
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rlnb.lab.errors import Interrupted, LabError
+from rlnb.lab.gates import Gates, Stage, Verdict, check, gold_distance, load_gates
+from rlnb.lab.runs import Run, State, file_hash, records, recover
+from rlnb.lab.settings import Settings, show_seeds
+
+TRAIN, EXAM = "tracker_train", "tracker_exam"
+
+
+@dataclass(frozen=True)
+class Rung:
+    "What came of one stage."
+    stage: str
+    run: Run
+    verdict: Verdict
+    news: str  # up to date, examined, trained, resumed or failed before
+    checkpoint: Path | None
+
+
+@dataclass
+class Job:
+    "What all rungs of one call share."
+    settings: Settings
+    gates: Gates
+    say: Callable[[str], None]
+    fresh: bool = False
+    verbose: bool = False
+    timesteps: int | None = None
+    rungs: list[Rung] = field(default_factory=list)
+
+
+# ---- what has changed?
+
+@functools.cache
+def code_hash(path: Path) -> str:
+    "SHA-256 of what Python code does: comments, layout and docstrings of modules and functions don't count."
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    else:
+        sources = [path.read_text(encoding="utf-8")]
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(_dump(source).encode())
+    return digest.hexdigest()
+
+
+def _dump(source: str) -> str:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # notebook magics
+        return source
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and body and isinstance(body[0], ast.Expr) \
+                and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+            node.body = body[1:]
+    return ast.dump(tree)
+
+
+def sources_hash(package: str) -> str:
+    "Hash over the modules of a package of this project."
+    import rlnb
+
+    folder = Path(rlnb.__file__).parent / package
+    return _hash([(p.relative_to(folder).as_posix(), code_hash(p)) for p in sorted(folder.rglob("*.py"))])
+
+
+def _hash(value) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def fingerprints(job: Job, stage: Stage, parent: Path | None) -> dict[str, str]:
+    """What the training and the exam of a stage depend on, each as one hash.
+
+    The training knows the gate's gold column (it may stop there) and its budget; the exam depends on everything else as well."""
+    entry, notebooks = asdict(stage), job.settings.root / "nbs" / "stages"
+    train = _hash([code_hash(notebooks / f"{TRAIN}.ipynb"), sources_hash("tracker"), job.settings.seed, show_seeds(job.settings.validation_seeds),
+                   job.timesteps, entry["budget"], entry["gold"], file_hash(parent) if parent else None])
+    exam = _hash([train, code_hash(notebooks / f"{EXAM}.ipynb"), sources_hash("lab"), entry, show_seeds(job.settings.exam_seeds),
+                  job.settings.reader_language])
+    return {"train": train, "exam": exam}
+
+
+def newest(job: Job, stage: Stage, marks: dict) -> dict | None:
+    "The record of the newest run of a stage whose training depends on the same things."
+    same = [r for r in records(job.settings) if r["stage"] == stage.name and (r.get("fingerprints") or {}).get("train") == marks["train"]]
+    return same[-1] if same else None
+
+
+# ---- one rung
+
+def rung(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | None) -> Rung:
+    "Trains and examines a stage, or finds that there is nothing to do."
+    marks = fingerprints(job, stage, checkpoint)
+    known = None if job.fresh else newest(job, stage, marks)
+    if known and known["fingerprints"] == marks and known["status"] in ("passed", "failed"):
+        run = Run.open(job.settings.runs / known["id"])
+        stored = run.evaluation("verdict")
+        complete = run.best_checkpoint() and all(packet(job, run, name).exists() for name in (TRAIN, EXAM))
+        if stored and complete and stored["passed"] == (known["status"] == "passed"):
+            verdict = Verdict.from_dict(stored)
+            job.say(f"{stage.name}: up to date" if verdict.passed else
+                    f"{stage.name}: not passed in {run.id}, and nothing has changed since; --fresh trains it anew")
+            return Rung(stage.name, run, verdict, "up to date" if verdict.passed else "failed before", run.best_checkpoint())
+    return _work(job, stage, parent, checkpoint, marks, known)
+
+
+def _work(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | None, marks: dict, known: dict | None) -> Rung:
+    "Trains what is not trained, examines, judges; once more with the extension's budget if the gate says no."
+    run, news, done = _open_run(job, stage, parent, checkpoint, marks, known)
+    with closing(run):
+        run.start()
+        run.update(fingerprints=marks)
+        budget = job.timesteps or stage.budget.default
+        total = max(budget, run.record.get("extended_to") or 0)
+        if done < total or not run.best_checkpoint():
+            train(job, stage, run, checkpoint, total, resume=news == "resumed")
+        verdict = examine(job, stage, run)
+        if not verdict.passed and not job.timesteps and stage.budget.extension and total == budget:
+            total = budget + stage.budget.extension
+            job.say(f"{stage.name}: not passed ({verdict.reasons[0]}); training goes on, up to {total:,} steps")
+            run.update(extended_to=total)
+            train(job, stage, run, checkpoint, total, resume=True)
+            verdict = examine(job, stage, run)
+        run.finish("passed" if verdict.passed else "failed", None if verdict.passed else f"gate: {'; '.join(verdict.reasons)}")
+    return Rung(stage.name, run, verdict, news, run.best_checkpoint())
+
+
+def _open_run(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | None, marks: dict, known: dict | None) -> tuple[Run, str, int]:
+    "The run to work in, what is done in it, and how many steps of it are trained already."
+    if known:
+        run = Run.open(job.settings.runs / known["id"])
+        if known.get("trained") and run.best_checkpoint():
+            job.say(f"{stage.name}: trained already in {run.id}")
+            return Run(run.folder, writer=True), "examined", known["trained"]
+        if any(run.checkpoints.iterdir()):
+            job.say(f"{stage.name}: {run.id} was {known['status']} at step {run.last_step():,}; it goes on from its last checkpoint")
+            return Run(run.folder, writer=True), "resumed", 0
+    run = Run.create(job.settings, stage.name, {"timesteps": job.timesteps or stage.budget.default, "seed": job.settings.seed,
+                     "checkpoint": near(checkpoint, job.settings.root) if checkpoint else ""}, job.settings.seed, parent.run.id if parent else None)
+    return run, "trained", 0
+
+
+@contextlib.contextmanager
+def closing(run: Run):
+    "Whatever ends the work on a run early is written into its record."
+    try:
+        yield
+    except BaseException as error:
+        if run.record["status"] == "running":
+            stopped = isinstance(error, (KeyboardInterrupt, Interrupted))
+            run.finish("interrupted" if stopped else "failed", str(error) or ("stopped" if stopped else type(error).__name__))
+        raise
+    finally:
+        run.close()
+
+
+# ---- its two notebooks
+
+def packet(job: Job, run: Run, name: str) -> Path:
+    return job.settings.packets / run.id / f"{name}.ipynb"
+
+
+def train(job: Job, stage: Stage, run: Run, checkpoint: Path | None, total: int, resume: bool) -> None:
+    "Executes the training notebook with a progress bar."
+    bar = progress(stage.name, total, job.say)
+    job.say(f"{stage.name}: training to {total:,} steps{f' from {near(checkpoint, job.settings.root)}' if checkpoint else ''}, run {run.id}")
+    try:
+        _notebook(job, run, TRAIN, {"stage": stage.name, "seed": job.settings.seed, "timesteps": total, "resume": resume,
+                                    "checkpoint": str(checkpoint or "")}, ["evaluations/best.json"], bar.rows)
+    finally:
+        bar.close()
+    run.update(trained=total)
+
+
+def examine(job: Job, stage: Stage, run: Run) -> Verdict:
+    "Executes the exam notebook and judges what it wrote."
+    best = run.best_checkpoint()
+    if best is None:
+        raise LabError(f"{stage.name}: evaluations/best.json of {run.id} names no checkpoint that is on disk; run it again with --fresh")
+    _notebook(job, run, EXAM, {"stage": stage.name, "checkpoint": str(best)}, ["evaluations/exam.json"], None)
+    exam = run.evaluation("exam")
+    metrics = exam.get("metrics") if isinstance(exam, dict) else None
+    history = [{"stage": r["stage"], "status": r["status"]} for r in records(job.settings)]
+    verdict = check(job.gates, stage.name, metrics if isinstance(metrics, dict) else {}, history, require_prerequisites=True)
+    run.save_evaluation("verdict", verdict.to_dict())
+    job.say(f"{stage.name}: {'passed, ' + gold_distance(verdict) if verdict.passed else 'NOT passed: ' + '; '.join(verdict.reasons)}")
+    return verdict
+
+
+def _notebook(job: Job, run: Run, name: str, parameters: dict, artefacts: list[str], on_progress) -> None:
+    from rlnb.lab.notebooks import execute
+
+    execute(job.settings.root / "nbs" / "stages" / f"{name}.ipynb", packet(job, run, name),
+            {"run_dir": str(run.folder), "root": str(job.settings.root), **parameters}, run=run, settings=job.settings,
+            on_progress=on_progress, on_output=(lambda text: print(text, end="", flush=True)) if job.verbose else None, artefacts=artefacts)
+
+
+# ---- what is seen on the terminal
+
+def progress(name: str, total: int, say: Callable[[str], None]):
+    "A bar on a terminal, a line every few seconds elsewhere."
+    return Bar(name, total) if sys.stdout.isatty() else Lines(name, total, say)
+
+
+def _centimetres(row: dict) -> str:
+    error = row.get("position_error")
+    return f"position error {100 * error:.1f} cm" if isinstance(error, (int, float)) else ""
+
+
+class Bar:
+    "tqdm, moved by the rows of the log."
+
+    def __init__(self, name: str, total: int):
+        self.name, self.total, self.bar = name, total, None
+
+    def rows(self, rows: list[dict]) -> None:
+        from tqdm import tqdm
+
+        row = rows[-1]
+        if self.bar is None:
+            self.bar = tqdm(total=self.total, initial=min(rows[0]["step"], self.total), desc=self.name, unit=" steps", unit_scale=True, file=sys.stdout,
+                            dynamic_ncols=True, leave=True, smoothing=0.1,
+                            bar_format="{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} steps, {rate_fmt}, {remaining} left{postfix}")
+        self.bar.set_postfix_str(_centimetres(row), refresh=False)
+        self.bar.update(max(min(row["step"], self.total) - self.bar.n, 0))
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+class Lines:
+    "Plain lines, for logs and pipes."
+
+    def __init__(self, name: str, total: int, say: Callable[[str], None], every: float = 5.0):
+        self.name, self.total, self.say, self.every, self.last, self.first = name, total, say, every, 0.0, None
+
+    def rows(self, rows: list[dict]) -> None:
+        now, row = time.monotonic(), rows[-1]
+        self.first = self.first or (now, rows[0]["step"])
+        if now - self.last < self.every:
+            return
+        self.last, speed = now, row.get("steps_per_s")
+        if not isinstance(speed, (int, float)) and now > self.first[0]:
+            speed = (row["step"] - self.first[1]) / (now - self.first[0])
+        parts = [f"{row['step']:,} / {self.total:,} steps"]
+        if isinstance(speed, (int, float)) and speed > 0:
+            parts += [f"{speed:,.0f} steps/s", f"{max(self.total - row['step'], 0) / speed:.0f} s left"]
+        self.say(f"{self.name}: " + ", ".join([*parts, *filter(None, [_centimetres(row)])]))
+
+    def close(self) -> None:
+        pass
+
+
+def near(path: Path, root: Path) -> str:
+    "A path as seen from the project's root."
+    return os.path.relpath(path, root)
+
+
+def address(index: Path) -> str:
+    "Where the site is: as a path from here, and as a link."
+    return f"site: {os.path.relpath(index)}\n      {Path(index).resolve().as_uri()}"
+
+
+def summary(rungs: list[Rung]) -> str:
+    "The table at the end."
+    from rlnb.lab.packets import table
+
+    rows = [(r.stage, "gold" if r.verdict.gold else "passed" if r.verdict.passed else "NOT passed", r.news, r.run.id,
+             gold_distance(r.verdict) if r.verdict.passed else "; ".join(r.verdict.reasons)) for r in rungs]
+    return str(table(("stage", "verdict", "", "run", "how far gold is"), rows))
+
+
+# ---- the climb
+
+def climb(settings: Settings, start: str | None = None, until: str | None = None, fresh: bool = False, verbose: bool = False,
+          timesteps: int | None = None, checkpoint: str | None = None) -> int:
+    "Climbs from one stage to another; returns 0 when all passed, 2 when one did not."
+    gates = load_gates(settings.gates)
+    stages = _chosen(gates, start, until)
+    job = Job(settings, gates, lambda line: print(line, flush=True), fresh, verbose, timesteps)
+    for run in recover(settings):
+        job.say(f"{run}: its process is gone; it is marked as crashed")
+    parent, given = _below(job, stages[0]), _given(checkpoint)
+    try:
+        for stage in stages:
+            job.rungs.append(rung(job, stage, parent, given or (parent.checkpoint if parent else None)))
+            parent, given = job.rungs[-1], None
+            if not parent.verdict.passed:
+                break
+    finally:
+        with contextlib.suppress(LabError):
+            State.rebuild(settings, [s.name for s in gates.ladder()])
+        _publish(job)
+    passed = all(r.verdict.passed for r in job.rungs)
+    return 0 if passed else 2
+
+
+def _chosen(gates: Gates, start: str | None, until: str | None) -> list[Stage]:
+    "The stages from one name to another."
+    ladder = gates.ladder("tracker")
+    names = [s.name for s in ladder]
+    for name in filter(None, (start, until)):
+        if gates[name].name not in names:
+            raise LabError(f"{name} is not a stage of the tracker's ladder; its stages are {', '.join(names)}")
+    first, last = names.index(start) if start else 0, names.index(until) if until else len(names) - 1
+    if first > last:
+        raise LabError(f"--from {start} comes after --until {until}; swap them")
+    return ladder[first:last + 1]
+
+
+def _below(job: Job, stage: Stage) -> Rung | None:
+    "The newest passed run of the stage before, whose checkpoint is handed on."
+    if not stage.prerequisite:
+        return None
+    for record in reversed(records(job.settings)):
+        if record["stage"] == stage.prerequisite and record["status"] == "passed":
+            run = Run.open(job.settings.runs / record["id"])
+            if (verdict := run.evaluation("verdict")) and run.best_checkpoint():
+                return Rung(record["stage"], run, Verdict.from_dict(verdict), "up to date", run.best_checkpoint())
+    raise LabError(f"{stage.name} is locked: {stage.prerequisite} has not passed; 'rlnb ladder --until {stage.name}' climbs up to it")
+
+
+def _given(checkpoint: str | None) -> Path | None:
+    if checkpoint and not Path(checkpoint).is_dir():
+        raise LabError(f"--checkpoint {checkpoint}: there is no such folder; 'rlnb runs' shows the checkpoints of all runs")
+    return Path(checkpoint).resolve() if checkpoint else None
+
+
+def _publish(job: Job) -> None:
+    "Builds the site, and says what came out and where it is."
+    from rlnb.lab.site import publish
+
+    failing = sys.exc_info()[0] is not None
+    try:
+        index = publish(job.settings)
+    except LabError as error:
+        if not failing:
+            raise
+        job.say(f"the site was not built: {error}")
+        return
+    if job.rungs:
+        job.say(f"\n{summary(job.rungs)}\n")
+    job.say(address(index))
+    if not failing and all(r.news == "up to date" for r in job.rungs):
+        job.say("everything is up to date: nothing was executed")
