@@ -80,7 +80,7 @@ class Family:
     fixed: bool = False
     repeat: int = 1  # how often the phases after the first are flown
 
-# %% ../../nbs/tracker/20_commands.ipynb #45a2b76b
+# %% ../../nbs/tracker/20_commands.ipynb #836e5d6a
 def launch(speed: tuple[float, float], slope: float = 0.0) -> Phase:
     "From rest to a cruising speed."
     return Phase(Kind.recover_speed, speed, steps=(32, 44), slope=(0.0, slope))
@@ -92,19 +92,19 @@ def ramp_down(turn: tuple[float, float] = (0.0, 0.0)) -> Phase:
 
 
 def hold(steps: tuple[int, int] = (50, 80)) -> Phase:
-    "Come to rest within its first fifth, then stay."
-    return Phase(Kind.hold_or_brake, (0.0, 0.0), steps=steps, ramp=0.18)
+    "Come to rest within the first quarter of a second, then stay."
+    return Phase(Kind.hold_or_brake, (0.0, 0.0), steps=steps, ramp=12 / steps[1])
 
-# %% ../../nbs/tracker/20_commands.ipynb #e7332a8f
+# %% ../../nbs/tracker/20_commands.ipynb #3352931e
 STILL = Phase(Kind.hold_or_brake, (0.0, 0.0), steps=(EPISODE_STEPS, EPISODE_STEPS))
 CRUISE, SLOW_TURN, RIGHT_ANGLE = (0.3, 1.0), (np.deg2rad(30), np.deg2rad(110)), (np.deg2rad(85), np.deg2rad(95))
 
 
-def _approach(name: str, kind: Kind, speed: tuple[float, float], stop: tuple[int, int]) -> Family:
+def _approach(name: str, kind: Kind, speed: tuple[float, float], stop: tuple[int, int], stay: tuple[int, int]) -> Family:
     "One fixed target .4 to 1.2 m away and a speed profile that says how to get there."
     go = Phase(kind, speed, steps=(30, 40))
     cruise = Phase(kind, None, distance=(0.05, 0.6), steps=(1, 1), slope=(0.0, 0.3))
-    return Family(name, (go, cruise, Phase(kind, (0.0, 0.0), steps=stop, brake=True), hold((120, 160))), fixed=True)
+    return Family(name, (go, cruise, Phase(kind, (0.0, 0.0), steps=stop, brake=True), hold(stay)), fixed=True)
 
 
 def _cycle(passing, slow, recovering, distances, holding, turn) -> tuple[Phase, ...]:
@@ -129,9 +129,9 @@ def _corner(turn, steps=(32, 44), **more) -> Phase:
 
 FAMILIES: tuple[Family, ...] = (
     Family("hover", (STILL,)),
-    _approach("point_hold", Kind.hold_or_brake, (0.40, 0.75), (36, 48)),
-    _approach("point_reach", Kind.pass_through, (0.55, 0.90), (36, 48)),
-    _approach("brake_to_point", Kind.pass_through, (0.60, 1.00), (34, 44)),
+    _approach("point_hold", Kind.hold_or_brake, (0.40, 0.75), (36, 48), (EPISODE_STEPS, EPISODE_STEPS)),
+    _approach("point_reach", Kind.pass_through, (0.55, 0.90), (36, 48), (120, 160)),
+    _approach("brake_to_point", Kind.pass_through, (0.60, 1.00), (34, 44), (50, 80)),
     Family("line", (launch(CRUISE), Phase(distance=(1.2, 2.4), slope=(0.0, 0.12)), ramp_down(), hold())),
     Family("heading", (launch((0.3, 0.6)),) + tuple(
         Phase(distance=(0.5, 0.8), steps=(70, 90), turn=(0.0, 0.6), heading=(0.2, 0.8)) for _ in range(4)) + (ramp_down(), hold())),

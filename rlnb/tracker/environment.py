@@ -78,7 +78,7 @@ def crashed(body: Body, airborne: jax.Array) -> jax.Array:
     broken = ~jnp.all(jnp.isfinite(body.position) & jnp.isfinite(body.velocity), axis=-1)
     return outside | grounded | tilted | broken
 
-# %% ../../nbs/tracker/50_environment.ipynb #8a6fad1d
+# %% ../../nbs/tracker/50_environment.ipynb #17c7b5b4
 class TrackerEnv(Env):
     "`num_envs` drones that follow reference sequences; a batched `brax.envs.base.Env`."
 
@@ -105,7 +105,7 @@ class TrackerEnv(Env):
         return self.start(start_key, pool, keep)
 
     def start(self, rng: jax.Array, pool: Sequences, keep: jax.Array, rows: jax.Array | None = None) -> State:
-        "Start every drone on `rows` (envs,) of a given pool, by default random ones."
+        "Start every drone on `rows` (envs,) of a given pool, by default random ones; `rng` is one key, or one per drone."
         n = self.config.num_envs
         begin = self._begin(rng, pool, jnp.int32(0), rows)
         data = self.simulator.place(self.simulator.template, jnp.ones(n, bool), begin["body"], begin["rotor_rpm"], begin["mass"])
@@ -129,11 +129,11 @@ class TrackerEnv(Env):
     def _begin(self, rng: jax.Array, pool: Sequences, half: jax.Array, rows: jax.Array | None = None) -> dict:
         "Draw the start of an episode for every drone."
         c, n = self.config, self.config.num_envs
-        keys = jax.random.split(rng, 4)
+        keys = rng if rng.ndim else jax.random.split(rng, n)  # one per drone: its start depends on its own seed alone
+        share = jax.vmap(lambda key: jax.random.uniform(key, (15,)))(keys)
+        share, noise = share[:, :6], 2 * share[:, 6:] - 1
         if rows is None:
-            rows = half * c.pool_rows + jax.random.randint(keys[0], (n,), 0, c.pool_rows)
-        share = jax.random.uniform(keys[1], (n, 4))
-        noise = jax.random.uniform(keys[2], (n, 9), minval=-1.0)
+            rows = half * c.pool_rows + (share[:, 5] * c.pool_rows).astype(jnp.int32)
         ground = share[:, 3] < c.ground_share
         # A fixed target is met by flying to it, so those sequences always start at their beginning.
         midway = c.auto_reset & (share[:, 0] > c.rest_share) & ~pool.fixed[rows] & ~ground
@@ -147,7 +147,7 @@ class TrackerEnv(Env):
         attitude = quaternion(tilt.at[:, 2].add(jnp.where(midway, command.heading, 0.0)))
         body = Body(position, attitude, at_rest(0.0, command.velocity + c.midway_velocity * noise[:, 6:9]), jnp.zeros((n, 3)))
         limit = jnp.minimum(step + c.episode_steps, EPISODE_STEPS) if c.auto_reset else jnp.full(n, EPISODE_STEPS)
-        mass = self.simulator.drone.mass * (1 + self.disturbance.mass * jax.random.uniform(keys[3], (n,), minval=-1.0))
+        mass = self.simulator.drone.mass * (1 + self.disturbance.mass * (2 * share[:, 4] - 1))
         return {"row": rows, "step": step, "limit": limit, "body": body, "memory": first_memory(body, jnp.zeros((n, 4))),
                 "late_action": jnp.zeros((n, 4)), "airborne": position[:, 2] > AIRBORNE, "mass": mass,
                 "rotor_rpm": jnp.where(ground, 0.0, self.hover_rpm)}
