@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     group = common.add_argument_group("settings", "override settings.ini and the environment for this command")
     group.add_argument("--root", metavar="DIR", help="the project's folder (default: found by walking up to settings.ini)")
     for name, field in SETTINGS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", dest=f"setting_{name}", metavar=_word(field), help=field.metadata["help"])
+        group.add_argument(f"--{name.replace('_', '-')}", dest=f"setting_{name}", metavar=_word(name, field), help=field.metadata["help"])
     top = Parser(prog="rlnb", description="Train, examine, gate and report, from notebooks.",
                                   epilog="example: rlnb ladder --until point_hold", formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--version", action="version", version=f"rlnb {__version__}")
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     def command(name, function, help, example, words=""):
         sub = commands.add_parser(name, parents=[common], help=help, description=help[0].upper() + help[1:] + ".",
                                   epilog=f"example: {example}", allow_abbrev=False, usage=f"rlnb {name} [options]{' ' * bool(words)}{words}")
-        sub.set_defaults(function=function)
+        sub.set_defaults(function=function, parser=sub)
         return sub
 
     command("settings", show_settings, "print every setting and where its value comes from", "rlnb settings --seed 7")
@@ -77,9 +77,9 @@ def _training_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--verbose", action="store_true", help="show what the notebooks print")
 
 
-def _word(field) -> str:
+def _word(name: str, field) -> str:
     "What stands for a setting's value in the help."
-    return {"folders": "PATH", "seeds": "SEEDS"}.get(field.metadata["section"], "VALUE")
+    return "PATH" if field.metadata["section"] == "folders" else "SEEDS" if name.endswith("seeds") else "VALUE"
 
 
 def _count(text: str) -> int:
@@ -213,7 +213,9 @@ def main(arguments=None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        options = parser().parse_args(arguments)
+        options, rest = parser().parse_known_args(arguments)
+        if rest:
+            options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
         code = options.function(options)
         sys.stdout.flush()
         return code
