@@ -16,8 +16,8 @@ import re
 from html import escape
 from pathlib import Path
 
-# %% ../../nbs/lab/60_packets.ipynb #028c27fa
-from .gates import Verdict, gold_distance, show
+# %% ../../nbs/lab/60_packets.ipynb #6aa1cd56
+from .gates import SIGNS, Verdict, gold_distance, show
 from .runs import Run, to_plain, write_text
 from .settings import show_seeds
 
@@ -46,7 +46,7 @@ def table(head, rows, numbers=(), kind="") -> Block:
     text = "\n".join("  ".join(c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip() for line in lines)
     return Block(f"<table class='{kind}'>{top}<tbody>{body}</tbody></table>", text)
 
-# %% ../../nbs/lab/60_packets.ipynb #aa004a1b
+# %% ../../nbs/lab/60_packets.ipynb #7add2228
 def used(op: str, limit, value, rate: bool = False) -> float | None:
     """The share of a limit that is used up: 1 is just met, below 1 is better. None where a share makes no sense.
 
@@ -57,7 +57,7 @@ def used(op: str, limit, value, rate: bool = False) -> float | None:
     if op in ("<=", "<"):
         return max(value, 0.0) / limit if limit > 0 else None
     if rate and limit < 1:
-        return (1 - value) / (1 - limit)
+        return max(1 - value, 0.0) / (1 - limit)
     return limit / value if limit > 0 and value > 0 else None
 
 
@@ -70,7 +70,7 @@ def _gauge(op: str, limit, value, gold) -> str:
     mark = f"<b style='left:{100 * min(gold / full, 0.985):.1f}%'></b>" if isinstance(gold, (int, float)) else ""
     return f"<div class='gauge{' no' if share > 1 else ''}'><i style='width:{100 * min(value / full, 1):.1f}%'></i>{mark}</div>"
 
-# %% ../../nbs/lab/60_packets.ipynb #f4e7b1a2
+# %% ../../nbs/lab/60_packets.ipynb #9047962d
 VERDICTS = {"gold": "Gold", "passed": "Passed", "failed": "Not passed", "crashed": "Crashed", "interrupted": "Interrupted",
             "held": "Held for a decision", "running": "Running", "planned": "Planned"}
 
@@ -104,7 +104,7 @@ def _figure_card(verdict: Verdict, metric: str, metrics: dict) -> tuple[str, str
     row = next((r for r in verdict.pass_rows if r.metric == metric), None) or next((r for r in verdict.gold_rows if r.metric == metric), None)
     gold = next((r for r in verdict.gold_rows if r.metric == metric), None)
     value = row.value if row else metrics.get(metric)
-    limits = " · ".join(f"{name} {r.op} {show(r.limit)}" for name, r in (("pass", row), ("gold", gold)) if r)
+    limits = " · ".join(f"{name} {SIGNS[r.op]} {show(r.limit)}" for name, r in (("pass", row), ("gold", gold)) if r)
     shown = f"{show(value)} {verdict.unit(metric)}".strip()
     gauge = _gauge(row.op, row.limit, value, gold.limit if gold else None) if row else ""
     return (f"<div><dt>{escape(verdict.label(metric))}</dt><dd>{escape(shown)}</dd>{gauge}<small>{escape(limits)}</small></div>",
@@ -173,7 +173,7 @@ def whereabouts(run: Run, root: Path, checkpoint: str | Path | None = None) -> B
     place = wandb.get("url") or (near(run.folder / wandb["folder"]) if wandb.get("folder") else wandb.get("mode", "not started"))
     return table(("", ""), [("run folder", near(run.folder)), ("checkpoint", near(checkpoint) if checkpoint else "–"), ("W&B", place)])
 
-# %% ../../nbs/lab/60_packets.ipynb #cf38b649
+# %% ../../nbs/lab/60_packets.ipynb #a569cdad
 def closest_call(verdict: Verdict):
     "(row, share of the limit that is used) of the tightest limit that is met, or None."
     shares = [(row, used(row.op, row.limit, row.value, rate=not verdict.unit(row.metric))) for row in verdict.pass_rows if row.ok]
@@ -190,32 +190,32 @@ def _note_en(verdict: Verdict, metrics: dict) -> list[str]:
         lines.append("What stands against it: " + "; ".join(verdict.reasons) + ".")
     if call := closest_call(verdict):
         row, share = call
-        lines.append(f"The closest call among the limits that are met: {verdict.label(row.metric)} at {value(row)}, where {row.op} {show(row.limit)} "
+        lines.append(f"The closest call among the limits that are met: {verdict.label(row.metric)} at {value(row)}, where {SIGNS[row.op]} {show(row.limit)} "
                      f"is asked; that uses {100 * share:.0f} % of what is allowed.")
     missing = [r for r in verdict.gold_rows if not r.ok]
     if verdict.gold_rows:
-        rest = "; ".join(f"{verdict.label(r.metric)} {value(r)}, gold asks {r.op} {show(r.limit)}" for r in missing)
+        rest = "; ".join(f"{verdict.label(r.metric)} {value(r)}, gold asks {SIGNS[r.op]} {show(r.limit)}" for r in missing)
         lines.append("All limits of the gold column are met." if not missing else
                      f"{len(verdict.gold_rows) - len(missing)} of {len(verdict.gold_rows)} limits of the gold column are met. Missing: {rest}.")
     return lines
 
-# %% ../../nbs/lab/60_packets.ipynb #836c2b3a
+# %% ../../nbs/lab/60_packets.ipynb #39525c87
 def _note_zh(verdict: Verdict, metrics: dict) -> list[str]:
     def value(row):
         return f"{show(row.value)} {verdict.unit(row.metric)}".strip()
     met = sum(r.ok for r in verdict.pass_rows)
     lines = [f"阶段 {verdict.stage} 共考核 {show(metrics.get('episodes'))} 个回合。及格栏 {len(verdict.pass_rows)} 项要求中满足 {met} 项，"
              f"本阶段{'通过' if verdict.passed else '未通过'}。"]
-    unmet = [f"{verdict.label(r.metric, 'zh')} {value(r)}（要求 {r.op} {show(r.limit)}）" for r in verdict.pass_rows if not r.ok]
+    unmet = [f"{verdict.label(r.metric, 'zh')} {value(r)}（要求 {SIGNS[r.op]} {show(r.limit)}）" for r in verdict.pass_rows if not r.ok]
     if verdict.reasons:
         others = len(verdict.reasons) - len(unmet)
         lines.append("未通过的原因：" + "；".join(unmet + ([f"另有 {others} 项前提条件不满足（见英文说明）"] if others else [])) + "。")
     if call := closest_call(verdict):
         row, share = call
-        lines.append(f"已满足的要求中余量最小的是{verdict.label(row.metric, 'zh')}：{value(row)}，要求 {row.op} {show(row.limit)}，已用去允许范围的 {100 * share:.0f}%。")
+        lines.append(f"已满足的要求中余量最小的是{verdict.label(row.metric, 'zh')}：{value(row)}，要求 {SIGNS[row.op]} {show(row.limit)}，已用去允许范围的 {100 * share:.0f}%。")
     missing = [r for r in verdict.gold_rows if not r.ok]
     if verdict.gold_rows:
-        rest = "；".join(f"{verdict.label(r.metric, 'zh')} {value(r)}（金牌要求 {r.op} {show(r.limit)}）" for r in missing)
+        rest = "；".join(f"{verdict.label(r.metric, 'zh')} {value(r)}（金牌要求 {SIGNS[r.op]} {show(r.limit)}）" for r in missing)
         lines.append("金牌栏全部满足。" if not missing else f"金牌栏 {len(verdict.gold_rows)} 项中满足 {len(verdict.gold_rows) - len(missing)} 项，还差：{rest}。")
     return lines
 

@@ -68,7 +68,7 @@ def _packets(folder: Path) -> tuple[Path, ...]:
     names = sorted(folder.glob("*.ipynb")) if folder.is_dir() else []
     return tuple(sorted(names, key=lambda p: ("exam" in p.stem, p.stem)))
 
-# %% ../../nbs/lab/70_site.ipynb #d328d4f0
+# %% ../../nbs/lab/70_site.ipynb #1ca77294
 IMAGE = re.compile(r"<figure class=picture( data-thumbnail=yes)?><img src='data:image/([a-z+]+);base64,([A-Za-z0-9+/=]+)'")
 
 
@@ -93,8 +93,8 @@ def thumbnail(entry: Entry, site: Path) -> str:
 
 
 def banner(entry: Entry) -> str:
-    "The line across the pages of a run that ended badly."
-    if entry.word in ("crashed", "interrupted", "failed") and entry.record.get("error"):
+    "The line across the pages of a run that ended before its exam was judged."
+    if entry.word in ("crashed", "interrupted", "failed") and entry.verdict is None and entry.record.get("error"):
         return f"{VERDICTS[entry.word]}: {entry.record['error']}"
     return ""
 
@@ -157,7 +157,7 @@ def _copy_mathjax(site: Path) -> None:
 
     shutil.copytree(Path(jupyter_server_mathjax.__file__).parent / "static", site / "mathjax")
 
-# %% ../../nbs/lab/70_site.ipynb #e52497fb
+# %% ../../nbs/lab/70_site.ipynb #02a70c8c
 def best_entries(found: list[Entry]) -> dict[str, Entry]:
     "The newest gold run of each stage, else its newest passed one."
     best: dict[str, Entry] = {}
@@ -190,7 +190,7 @@ def ladder_html(gates: Gates, found: list[Entry]) -> str:
         label = VERDICTS.get(word, "Not started")
         name = escape(stage.name.replace("_", " "))
         tiles += (f"<li class={word}><span class=number>{stage.order}</span> <span class=name>{_link(entry, name) if entry else name}</span>"
-                  f"<span class=badge>{label}</span><small>{note}&nbsp;</small></li>")
+                  f"<span class=badge>{label}</span>{f'<small>{note}</small>' if note else ''}</li>")
     return f"<ol class=ladder>{tiles}</ol>"
 
 # %% ../../nbs/lab/70_site.ipynb #c4ebbaa7
