@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PursuitParams', 'speed_limits', 'PurePursuit', 'standing', 'Circling', 'Wiggling', 'wrong_way', 'cutting']
 
-# %% ../../nbs/car/65_drivers.ipynb #7f5c9afa
+# %% ../../nbs/car/65_drivers.ipynb #614ade37
 import math
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import numpy as np
 from .simulator import CarParams
 from .tracks import Locator, make_track
 
-# %% ../../nbs/car/65_drivers.ipynb #12a2ed8a
+# %% ../../nbs/car/65_drivers.ipynb #610b5017
 @dataclass(frozen=True)
 class PursuitParams:
     "How a map-reading driver drives."
@@ -36,7 +36,7 @@ def speed_limits(track, params, car=CarParams()):  # noqa: B008
             limit[i] = min(limit[i], math.sqrt(following**2 + 2 * params.slowing * track.spacing))
     return limit
 
-# %% ../../nbs/car/65_drivers.ipynb #515facc0
+# %% ../../nbs/car/65_drivers.ipynb #5946eab1
 class PurePursuit:
     "Follows a track's centre line, slowing down for bends."
 
@@ -62,7 +62,7 @@ class PurePursuit:
         throttle = wanted / self.car.top_speed + 0.15 * (wanted - speed)
         return float(np.clip(steering, -1, 1)), float(np.clip(throttle, self.params.throttle_low, self.params.throttle_high))
 
-# %% ../../nbs/car/65_drivers.ipynb #762dc94c
+# %% ../../nbs/car/65_drivers.ipynb #90ccf1af
 def standing(info):
     "Does nothing."
     return 0.0, 0.0

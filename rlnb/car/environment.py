@@ -6,7 +6,7 @@
 __all__ = ['Deadlines', 'Client', 'enter_scene', 'configuration', 'CarEnv', 'LocalEnv', 'ask_for_road', 'Progress', 'DonkeyEnv',
            'understand', 'await_frame', 'await_rest']
 
-# %% ../../nbs/car/50_environment.ipynb #f5974ebc
+# %% ../../nbs/car/50_environment.ipynb #75e00054
 import contextlib
 import select
 import socket
@@ -23,7 +23,7 @@ from .server import STAND_IN
 from .simulator import World, WorldConfig
 from .tracks import Locator, make_track
 
-# %% ../../nbs/car/50_environment.ipynb #1dbb2097
+# %% ../../nbs/car/50_environment.ipynb #d9258b81
 @dataclass(frozen=True)
 class Deadlines:
     "How long to wait for a simulator, in seconds."
@@ -103,7 +103,7 @@ class Client:
         with contextlib.suppress(OSError):
             self.sock.close()
 
-# %% ../../nbs/car/50_environment.ipynb #7e498127
+# %% ../../nbs/car/50_environment.ipynb #bf196e80
 def enter_scene(client, scene, camera, car_name="rlnb", lidar=None):
     "Load a scene and configure the car; returns what the simulator says about itself (`protocol_version`, {} if it says nothing)."
     d = client.deadlines
@@ -139,7 +139,7 @@ def configuration(camera, car_name, lidar=None):
                        img_enc=camera.encoding, offset_x=x, offset_y=y, offset_z=z, rot_x=a, rot_y=b, rot_z=c)]
     return messages + ([encode("lidar_config", **lidar)] if lidar else [])
 
-# %% ../../nbs/car/50_environment.ipynb #c47e7715
+# %% ../../nbs/car/50_environment.ipynb #d6cb98ac
 class CarEnv(gym.Env):
     "A DonkeyCar: actions [steering -1..1, throttle 0..1], observations uint8 RGB (120, 160, 3). Subclasses provide `_restart` and `_frame`."
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
@@ -199,7 +199,7 @@ class CarEnv(gym.Env):
                 "progress": self.travelled / self.length if self.length else 0.0, "gained": gained, "half_width": self.half_width,
                 "time": t.time, "command": command, "over": self.over}
 
-# %% ../../nbs/car/50_environment.ipynb #2a027161
+# %% ../../nbs/car/50_environment.ipynb #056189f3
 class LocalEnv(CarEnv):
     "A stand-in world in this process. `on_reset(world, rng)`, if given, may move the car after each reset."
 
@@ -221,7 +221,7 @@ class LocalEnv(CarEnv):
         telemetry, events = self.world.step(steering, throttle)
         return telemetry, self.world.image, events, self.world.locator.travelled - before
 
-# %% ../../nbs/car/50_environment.ipynb #14cb1f3f
+# %% ../../nbs/car/50_environment.ipynb #467d9fbe
 def ask_for_road(client, count, name, half_width):
     "The centre line as a `Track`, from the positions of its `count` nodes; None if a second passes without an answer."
     nodes = {}
@@ -259,7 +259,7 @@ class Progress:
         self.node = t.activeNode
         return float(step) if abs(step) < max(3, self.nodes // 20) else 0.0
 
-# %% ../../nbs/car/50_environment.ipynb #b43874e8
+# %% ../../nbs/car/50_environment.ipynb #d1a71694
 class DonkeyEnv(CarEnv):
     "A simulator over TCP. `scene=None` takes whatever scene is loaded."
     settle = 3  # frames after a reset that a real-time simulator may still owe us from before
@@ -300,7 +300,7 @@ class DonkeyEnv(CarEnv):
             self._judge(t)
         return telemetry, image, [m for m in early + events if m["msg_type"] != "telemetry"], gained
 
-# %% ../../nbs/car/50_environment.ipynb #7ab71548
+# %% ../../nbs/car/50_environment.ipynb #b14966d9
 def understand(env, message, phase, picture=True):
     "The `Telemetry` and the image in a message; `BadTelemetry` if either is unusable."
     try:
@@ -335,7 +335,7 @@ def await_rest(env):
             what = f"the car does not come to rest on the track (cte {telemetry.cte:.1f}, speed {telemetry.speed:.2f})"
             raise env.client.fail(DeadlinePassed, what, "resetting", "a car at rest")
 
-# %% ../../nbs/car/50_environment.ipynb #204095f0
+# %% ../../nbs/car/50_environment.ipynb #c5bcd23c
 for _scene, _id in ENVIRONMENT_IDS.items():
     if _id not in gym.registry:
         gym.register(_id, entry_point="rlnb.car.environment:DonkeyEnv", kwargs={"scene": _scene})

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Drive', 'Watch', 'score', 'drive_episode']
 
-# %% ../../nbs/car/70_judge.ipynb #87dbb5b3
+# %% ../../nbs/car/70_judge.ipynb #4b73ac71
 import math
 from dataclasses import asdict, dataclass
 
@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 
-# %% ../../nbs/car/70_judge.ipynb #35fb9a96
+# %% ../../nbs/car/70_judge.ipynb #b290d906
 @dataclass(frozen=True)
 class Drive:
     "One episode, summed up."
@@ -62,7 +62,7 @@ class Watch(gym.Wrapper):
             off_road=int(off[0]) + int((off[1:] & ~off[:-1]).sum()), speed=float(speed.mean()), steering_change=float(np.abs(np.diff(wheel, prepend=0.0)).mean() / self.frame),
             seconds=len(cte) * self.frame, clean=bool(end == "laps" and not off.any()), end=end)
 
-# %% ../../nbs/car/70_judge.ipynb #bca7fa6a
+# %% ../../nbs/car/70_judge.ipynb #25b3a1e7
 def score(drives):
     "A dict of means over drives: what a policy is chosen and reported by."
     table = pd.DataFrame([asdict(d) for d in drives])

@@ -9,7 +9,7 @@ __all__ = ['STAND_IN', 'LOG', 'HANDLERS', 'ServerConfig', 'PortTaken', 'Session'
            'on_get_protocol_version', 'on_get_scene_names', 'handle', 'SimulatorServer', 'turn', 'attempt', 'drop',
            'accept', 'receive', 'keep_time', 'flush']
 
-# %% ../../nbs/car/45_server.ipynb #0c9948cb
+# %% ../../nbs/car/45_server.ipynb #897b04c6
 import contextlib
 import errno
 import json
@@ -25,7 +25,7 @@ from .camera import Camera, CameraConfig
 from .protocol import CLIENT_MESSAGES, PORT, SCENES, TELEMETRY_FIELDS, MessageParser, SimulatorError, encode_image
 from .simulator import STEP, World, WorldConfig, lidar_sweep, node_position
 
-# %% ../../nbs/car/45_server.ipynb #2619c836
+# %% ../../nbs/car/45_server.ipynb #d92a40b6
 STAND_IN = "rlnb stand-in"  # how this server names itself in protocol_version
 LOG = logging.getLogger("rlnb.car")
 
@@ -38,6 +38,7 @@ class ServerConfig:
     realtime: bool = False  # 20 frames/s by the clock instead of one per control
     scene: str = ""  # loaded for every client from the start; empty: the client chooses
     world: WorldConfig = field(default_factory=WorldConfig)  # everything about the world but the scene
+    vary: bool = False  # give each client another seed, so that repeated judging sees other noise
     quit_app: bool = False  # whether a client may stop the server
     max_clients: int = 8
     message_limit: int = 1 << 16  # bytes of one message from a client
@@ -52,12 +53,12 @@ class PortTaken(SimulatorError):
     "Another program listens there already."
     status = "port_taken"
 
-# %% ../../nbs/car/45_server.ipynb #b4ca6552
+# %% ../../nbs/car/45_server.ipynb #b30a0d0c
 class Session:
     "One connected client and its car."
 
-    def __init__(self, sock, peer, config):
-        self.sock, self.peer, self.config = sock, peer, config
+    def __init__(self, sock, peer, config, number=0):
+        self.sock, self.peer, self.config, self.number = sock, peer, config, number  # number: added to the world's seed
         self.parser, self.out, self.heard = MessageParser(config.message_limit), bytearray(), time.monotonic()
         self.pinged, self.due, self.realtime = self.heard, 0.0, config.realtime
         self.world, self.camera, self.second, self.lidar = None, CameraConfig(), None, None
@@ -69,7 +70,7 @@ class Session:
 
     def load(self, scene):
         "Put the car into a scene and say so."
-        self.world = World(replace(self.config.world, scene=scene), self.camera)
+        self.world = World(replace(self.config.world, scene=scene, seed=self.config.world.seed + self.number), self.camera)
         self.second, self.command, self.controls, self.due = None, (0.0, 0.0, 1.0), 0, time.monotonic() + STEP
         self.send("car_loaded")
 
@@ -92,7 +93,7 @@ class Session:
             fields["lidar"] = lidar_sweep(self.world, self.lidar)
         return fields
 
-# %% ../../nbs/car/45_server.ipynb #be823119
+# %% ../../nbs/car/45_server.ipynb #8e9ac0f6
 def number(message, key, low=-1e6, high=1e6):
     "A finite number in [low, high] from a message's text; `ValueError` says which field was wrong."
     value = float(message[key])
@@ -117,7 +118,7 @@ def on_reset_car(session, message):
     if session.world is not None:
         session.world.reset()
 
-# %% ../../nbs/car/45_server.ipynb #c0e9d735
+# %% ../../nbs/car/45_server.ipynb #3262fee6
 def on_load_scene(session, message):
     if message["scene_name"] in SCENES or message["scene_name"].removeprefix("random-").isdecimal():
         session.load(message["scene_name"])
@@ -152,7 +153,7 @@ def on_node_position(session, message):
     if reply:
         session.send(**reply)
 
-# %% ../../nbs/car/45_server.ipynb #eb70b6f6
+# %% ../../nbs/car/45_server.ipynb #f5dffe9d
 def camera_of(message, old, pixel_limit):
     "The `CameraConfig` a `cam_config` message asks for."
     keep = lambda key, low, high, was: number(message, key, low, high) if key in message and float(message[key]) != 0 else was  # noqa: E731
@@ -189,7 +190,7 @@ def on_lidar_config(session, message):
         raise ValueError(f"lidar_config: more than {session.config.beam_limit} beams")
     session.lidar = lidar
 
-# %% ../../nbs/car/45_server.ipynb #95eab522
+# %% ../../nbs/car/45_server.ipynb #c09257ea
 def on_step_mode(session, message):
     if message["step_mode"] not in ("synchronous", "asynchronous"):
         raise ValueError(f"step_mode {message['step_mode']!r} is neither synchronous nor asynchronous")
@@ -231,12 +232,12 @@ def handle(session, message):
         raise ValueError(f"{kind} without {', '.join(missing)}")
     HANDLERS[kind](session, message)
 
-# %% ../../nbs/car/45_server.ipynb #2f6abab3
+# %% ../../nbs/car/45_server.ipynb #3135b93a
 class SimulatorServer:
     "The stand-in as a server: `with SimulatorServer(config) as server:` runs it in a thread; `serve()` in this one."
 
     def __init__(self, config=ServerConfig()):  # noqa: B008
-        self.config, self.sessions, self.steps = config, {}, 0
+        self.config, self.sessions, self.steps, self.welcomed = config, {}, 0, 0
         self.selector, self.thread, self.stopping = selectors.DefaultSelector(), None, False
         self.listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -281,7 +282,7 @@ class SimulatorServer:
         if self.thread is not None:
             self.thread.join(5)
 
-# %% ../../nbs/car/45_server.ipynb #6a76039f
+# %% ../../nbs/car/45_server.ipynb #b4cb5eae
 def turn(server):
     "Wait for something to do, at most until the next frame of a real-time client or a tenth of a second, and do it."
     now = time.monotonic()
@@ -319,7 +320,7 @@ def drop(server, session, reason):
         server.selector.unregister(session.sock)
     session.sock.close()
 
-# %% ../../nbs/car/45_server.ipynb #10d2d40e
+# %% ../../nbs/car/45_server.ipynb #64b25e02
 def accept(server):
     "Welcome a client, or tell it that there is no room."
     try:
@@ -328,7 +329,8 @@ def accept(server):
         return
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    session = Session(sock, f"{address[0]}:{address[1]}", server.config)
+    session = Session(sock, f"{address[0]}:{address[1]}", server.config, server.welcomed if server.config.vary else 0)
+    server.welcomed += 1
     server.sessions[sock] = session
     server.selector.register(sock, selectors.EVENT_READ)
     if len(server.sessions) > server.config.max_clients:

@@ -4,21 +4,22 @@
 
 # %% auto #0
 __all__ = ['STEP', 'SUBSTEPS', 'X', 'Z', 'YAW', 'SPEED', 'STEER', 'THROTTLE', 'YAW_RATE', 'SLIP', 'GRID', 'CarParams', 'drive',
-           'WorldConfig', 'Laps', 'World', 'node_position', 'lidar_sweep']
+           'WorldConfig', 'Laps', 'site', 'World', 'node_position', 'lidar_sweep']
 
-# %% ../../nbs/car/40_simulator.ipynb #85781766
+# %% ../../nbs/car/40_simulator.ipynb #09fd5098
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numba
 import numpy as np
 
 from .camera import RESOLUTION, Camera, CameraConfig, beams, look_of, paint
 from .protocol import Telemetry
-from .tracks import Locator, Track, named_track, random_track
+from .tracks import Locator, named_track, random_track
 
-# %% ../../nbs/car/40_simulator.ipynb #f6194abb
+# %% ../../nbs/car/40_simulator.ipynb #38c6b310
 @dataclass(frozen=True)
 class CarParams:
     "A DonkeyCar, in Unity units."
@@ -35,7 +36,7 @@ class CarParams:
 STEP, SUBSTEPS = 0.05, 4  # s between two frames; parts into which the physics cuts it
 X, Z, YAW, SPEED, STEER, THROTTLE, YAW_RATE, SLIP = range(8)  # the car's state: units, rad, units/s, rad, -1..1, rad/s, share of grip asked for
 
-# %% ../../nbs/car/40_simulator.ipynb #48dc9f6a
+# %% ../../nbs/car/40_simulator.ipynb #08cee8ab
 @numba.njit(cache=True)
 def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, brake_force, grip, motor_lag, servo_lag):
     "Advances `state` (8,) by one frame in place, under steering and throttle in -1..1 and brake in 0..1."
@@ -59,12 +60,12 @@ def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, br
         state[YAW] += dt * rate
         state[SPEED], state[YAW_RATE], state[SLIP] = speed, rate, asked
 
-# %% ../../nbs/car/40_simulator.ipynb #0e39c1d7
+# %% ../../nbs/car/40_simulator.ipynb #78c2c86b
 @dataclass(frozen=True)
 class WorldConfig:
     "What a stand-in world is made of."
     scene: str = "generated_track"  # a scene's name, or random-<n> for a random closed track in a random look
-    seed: int = 0  # draws grain, image noise, random starts and, for generated_road, the road
+    seed: int = 0  # draws image noise, starts and, for generated_road, the road
     latency: float = 0.0  # s from a command to its effect, rounded to whole frames
     image_noise: float = 3.0  # amplitude of brightness noise, 0-255
     camera_hz: float = 20.0  # frames/s of the camera, at most 20
@@ -73,12 +74,13 @@ class WorldConfig:
     gate: float = 9.0  # units from the centre line within which a gate must be passed
     race_laps: int = 0  # announce race_start and, after so many laps, race_stop; 0 no race
     random_start: bool = False  # start anywhere on the track instead of on the grid
+    jitter: float = 0.3  # units by which a place on the grid varies sideways (and degrees x 5 in heading)
     car: CarParams = field(default_factory=CarParams)
 
 
 GRID = 4.0  # units behind the start line where a car is put
 
-# %% ../../nbs/car/40_simulator.ipynb #22a51f83
+# %% ../../nbs/car/40_simulator.ipynb #2031648e
 class Laps:
     "Turns a car's progress into the events of a race."
 
@@ -120,15 +122,20 @@ class Laps:
                 events.append({"msg_type": "race_stop"})
         return events
 
-# %% ../../nbs/car/40_simulator.ipynb #153d06d1
+# %% ../../nbs/car/40_simulator.ipynb #077a64d4
+@lru_cache(maxsize=48)
+def site(scene, seed=0):
+    "The `Track` and the painted `Ground` of a scene; `seed` matters only for `generated_road`. Kept, since painting takes a while and many cars share one."
+    track = random_track(int(scene.split("-")[1])) if scene.startswith("random-") else named_track(scene, seed)
+    return track, paint(track, look_of(track.look), seed)
+
+# %% ../../nbs/car/40_simulator.ipynb #42adf0b4
 class World:
     "A stand-in simulator in process: deterministic for a seed and a sequence of commands."
 
     def __init__(self, config=WorldConfig(), camera=CameraConfig(), track=None, look=None):  # noqa: B008
         self.config = config
-        name = config.scene
-        self.track: Track = track or (random_track(int(name.split("-")[1])) if name.startswith("random-") else named_track(name, config.seed))
-        self.ground = paint(self.track, look or look_of(self.track.look), config.seed)
+        self.track, self.ground = (track, paint(track, look, config.seed)) if track else site(config.scene, config.seed if config.scene == "generated_road" else 0)
         self.rng = np.random.default_rng((config.seed, 31))
         self.locator, self.laps, self.car = Locator(self.track), Laps(self.track, config), np.zeros(8)
         self.params = tuple(getattr(config.car, f) for f in CarParams.__dataclass_fields__)
@@ -146,7 +153,8 @@ class World:
         t = self.track
         arc = self.rng.uniform(0, t.length) if self.config.random_start else (-GRID % t.length if t.closed else GRID)
         i = round(arc / t.spacing) % len(t.points)
-        side, turn = (self.rng.uniform(-0.4, 0.4) * t.half_width, self.rng.normal(0, 0.1)) if self.config.random_start else (0.0, 0.0)
+        side, turn = (0.4 * t.half_width, 0.1) if self.config.random_start else (self.config.jitter, math.radians(5 * self.config.jitter))
+        side, turn = side * self.rng.uniform(-1, 1), turn * self.rng.uniform(-1, 1)
         self.put(t.points[i, 0] + side * math.cos(t.heading[i]), t.points[i, 1] - side * math.sin(t.heading[i]), t.heading[i] + turn)
 
     def put(self, x, z, yaw):
@@ -201,7 +209,7 @@ class World:
             accel_x=speed * rate / 8, accel_z=(speed - self.previous[0]) / STEP / 8, gyro_y=rate,
             pos_x=c[X] / 8, pos_y=0.0, pos_z=c[Z] / 8, vel_z=speed / 8, yaw=yaw, cte=self.cte, activeNode=int(self.locator.node), totalNodes=nodes, hit=self.hit)
 
-# %% ../../nbs/car/40_simulator.ipynb #161fffb7
+# %% ../../nbs/car/40_simulator.ipynb #b3f2faf6
 def node_position(world, index):
     "The reply to `node_position`: place (raw Unity units) and rotation (a quaternion about the vertical) of a centre-line node, or None."
     if not 0 <= index < len(world.track.points):
