@@ -1,0 +1,52 @@
+# `make ladder` and `make test` each work as the first and only command after a clone. `make help` lists the others.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup ladder test lab notebooks clean-notebooks check-drift export readme
+
+# The first of these that is Python 3.11 or newer; any other one: make PYTHON=/path/to/python3 ...
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+help: ## list what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' | awk -F'|' '{printf "  %-22s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv with the pinned packages
+
+$(STAMP): constraints.txt pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then echo "no Python 3.11 or newer found: install one, or name it with make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; fi
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv || { echo "the venv module is missing: on Debian and Ubuntu, apt-get install python3-venv" >&2; rm -rf .venv; exit 1; }
+	@echo "installing the pinned packages into .venv; the first time this takes two to three minutes"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev]' \
+		| sed -nE 's/^(Collecting|Building wheels for collected packages:|Installing collected packages:) *([^ ,(]+).*/  \1 \2/p'
+	@touch $@
+	@echo "set up: $$($(BIN)/python --version) in .venv"
+
+ladder: setup ## the main job: train, examine, gate and report the tracker's first rungs
+	@$(BIN)/rlnb ladder --until point_reach
+
+test: setup ## all tests: drift, style, source notebooks, pytest
+	@$(BIN)/python -m rlnb.cli.drift
+	@$(BIN)/ruff check --quiet . && echo "ruff: clean"
+	@$(BIN)/nbdev-test nbs --n-workers 2 && echo "notebooks: all source notebooks run"
+	@$(BIN)/python -m pytest
+
+lab: setup ## open JupyterLab
+	@$(BIN)/jupyter lab
+
+notebooks: setup ## execute the source notebooks and keep their outputs
+	@$(BIN)/nbdev-test nbs --n-workers 2 --save
+
+export: setup ## write the modules from the notebooks
+	@$(BIN)/nbdev-export
+
+clean-notebooks: setup ## take volatile metadata out of the source notebooks
+	@$(BIN)/nbdev-clean
+
+check-drift: setup ## notebooks, modules and README say the same
+	@$(BIN)/python -m rlnb.cli.drift
+
+readme: setup ## write README.md from nbs/index.ipynb
+	@$(BIN)/python -m rlnb.cli.drift --write-readme
