@@ -8,8 +8,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A loaded machine is slow, not wrong: what counts is the property.
+hypothesis_settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("patient")
 
 # Keeps the contract of nbs/stages/tracker_train.ipynb: resumes from its newest checkpoint, logs, writes best.json.
 TRAIN = ("""\

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlnb.lab.errors import Interrupted, LabError
 from rlnb.lab.gates import Gates, Stage, Verdict, check, gold_distance, load_gates
-from rlnb.lab.runs import Run, State, file_hash, records, recover
+from rlnb.lab.runs import Run, State, check_writable, file_hash, records, recover
 from rlnb.lab.settings import Settings, show_seeds
 
 TRAIN, EXAM = "tracker_train", "tracker_exam"
@@ -131,8 +131,7 @@ def _work(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | None, 
         verdict = examine(job, stage, run)
         if not verdict.passed and not job.timesteps and stage.budget.extension and total == budget:
             total = budget + stage.budget.extension
-            job.say(f"{stage.name}: not passed ({verdict.reasons[0]}); training goes on, up to {total:,} steps")
-            run.update(extended_to=total)
+                run.update(extended_to=total)
             train(job, stage, run, checkpoint, total, resume=True)
             verdict = examine(job, stage, run)
         run.finish("passed" if verdict.passed else "failed", None if verdict.passed else f"gate: {'; '.join(verdict.reasons)}")
@@ -177,7 +176,8 @@ def packet(job: Job, run: Run, name: str) -> Path:
 def train(job: Job, stage: Stage, run: Run, checkpoint: Path | None, total: int, resume: bool) -> None:
     "Executes the training notebook with a progress bar."
     bar = progress(stage.name, total, job.say)
-    job.say(f"{stage.name}: training to {total:,} steps{f' from {near(checkpoint, job.settings.root)}' if checkpoint else ''}, run {run.id}")
+    source = f" from {near(checkpoint, job.settings.root)}" if checkpoint else ""
+    job.say(f"{stage.name}: training {'goes on ' if resume else ''}to {total:,} steps{'' if resume else source}, run {run.id}")
     try:
         _notebook(job, run, TRAIN, {"stage": stage.name, "seed": job.settings.seed, "timesteps": total, "resume": resume,
                                     "checkpoint": str(checkpoint or "")}, ["evaluations/best.json"], bar.rows)
@@ -295,6 +295,7 @@ def climb(settings: Settings, start: str | None = None, until: str | None = None
     job = Job(settings, gates, lambda line: print(line, flush=True), fresh, verbose, timesteps)
     for run in recover(settings):
         job.say(f"{run}: its process is gone; it is marked as crashed")
+    check_writable(settings.runs, settings.packets, settings.site, settings.state.parent)
     parent, given = _below(job, stages[0]), _given(checkpoint)
     try:
         for stage in stages:
@@ -303,9 +304,7 @@ def climb(settings: Settings, start: str | None = None, until: str | None = None
             if not parent.verdict.passed:
                 break
     finally:
-        with contextlib.suppress(LabError):
-            State.rebuild(settings, [s.name for s in gates.ladder()])
-        _publish(job)
+        _conclude(job)
     passed = all(r.verdict.passed for r in job.rungs)
     return 0 if passed else 2
 
@@ -341,12 +340,13 @@ def _given(checkpoint: str | None) -> Path | None:
     return Path(checkpoint).resolve() if checkpoint else None
 
 
-def _publish(job: Job) -> None:
-    "Builds the site, and says what came out and where it is."
+def _conclude(job: Job) -> None:
+    "Writes the state, builds the site, and says what came out and where it is. Does not hide an error that is on its way."
     from rlnb.lab.site import publish
 
     failing = sys.exc_info()[0] is not None
     try:
+        State.rebuild(job.settings, [s.name for s in job.gates.ladder()])
         index = publish(job.settings)
     except LabError as error:
         if not failing:
