@@ -83,7 +83,8 @@ def test_every_stage_of_the_file_can_be_passed_and_misses_each_single_metric(nam
 def test_the_ladder_is_the_one_of_the_specification():
     assert [s.name for s in GATES.ladder()] == [
         "hover", "point_hold", "point_reach", "brake_to_point", "line_tracking", "heading_tracking", "multi_point_reference",
-        "l_shape_tracking", "curve_tracking", "zigzag_or_lemniscate_tracking", "reference_command_no_gate_reward", "planner_integration_smoke"]
+        "l_shape_tracking", "curve_tracking", "zigzag_or_lemniscate_tracking", "reference_command_no_gate_reward",
+        "planner_integration_smoke"]
     for before, after in zip(GATES.ladder(), GATES.ladder()[1:]):
         assert before.next == after.name and after.prerequisite == before.name
     for stage in GATES.ladder():  # gold is never looser than the pass column

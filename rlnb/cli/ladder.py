@@ -127,11 +127,11 @@ def _work(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | None, 
         budget = job.timesteps or stage.budget.default
         total = max(budget, run.record.get("extended_to") or 0)
         if done < total or not run.best_checkpoint():
-            train(job, stage, run, checkpoint, total, resume=news == "resumed")
+            train(job, stage, run, checkpoint, total, resume=any(run.checkpoints.iterdir()))
         verdict = examine(job, stage, run)
         if not verdict.passed and not job.timesteps and stage.budget.extension and total == budget:
             total = budget + stage.budget.extension
-                run.update(extended_to=total)
+            run.update(extended_to=total)
             train(job, stage, run, checkpoint, total, resume=True)
             verdict = examine(job, stage, run)
         run.finish("passed" if verdict.passed else "failed", None if verdict.passed else f"gate: {'; '.join(verdict.reasons)}")
