@@ -6,9 +6,9 @@
 __all__ = ['REWARDS', 'TrainConfig', 'load_config', 'dressed', 'Roaming', 'local_env', 'training_env', 'SmallCnn', 'make_model',
            'Diverged', 'OneStepEpisodes', 'Overdue', 'rank', 'Supervisor', 'validation_drives', 'judged', 'connect',
            'answers', 'wait_until_gone', 'judge_policy', 'pursuit_lap_time', 'train', 'conclude', 'write_json',
-           'load_model', 'run_trial', 'config_of', 'trial_main']
+           'load_model', 'vision_beside', 'run_trial', 'config_of', 'trial', 'trial_main']
 
-# %% ../../nbs/car/90_runner.ipynb #2fe23dd7
+# %% ../../nbs/car/90_runner.ipynb #2c133c71
 import json
 import math
 import os
@@ -40,7 +40,7 @@ from .simulator import WorldConfig
 from .tracks import ROOT
 from .wrappers import Vision, with_vision
 
-# %% ../../nbs/car/90_runner.ipynb #a2348ef8
+# %% ../../nbs/car/90_runner.ipynb #66944018
 @dataclass(frozen=True)
 class TrainConfig:
     "A trial."
@@ -88,7 +88,7 @@ def load_config(path=None, **changes):
         target[name] = value
     return TrainConfig(**train, vision=Vision(**vision), algorithm=algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #a88d16c4
+# %% ../../nbs/car/90_runner.ipynb #efc929b9
 REWARDS = {"own": lambda env, max_cte: env, "speed": lambda env, max_cte: SpeedRewardWrapper(env, max_cte), "progress": lambda env, max_cte: ProgressRewardWrapper(env, max_cte)}
 
 
@@ -133,7 +133,7 @@ def training_env(config):
 
     return DummyVecEnv([lambda number=number: one(number) for number in range(config.cars)])
 
-# %% ../../nbs/car/90_runner.ipynb #26fa1d5c
+# %% ../../nbs/car/90_runner.ipynb #3c8d1ed2
 class SmallCnn(BaseFeaturesExtractor):
     "Features (batch, 128) of stacked small images (batch, channels, height, width)."
 
@@ -156,7 +156,7 @@ def make_model(config, env):
     kind = {"ppo": PPO, "dqn": DQN}[config.agent]
     return kind("CnnPolicy", env, policy_kwargs=policy, seed=config.seed, device="cpu", verbose=0, **algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #16a8b4cb
+# %% ../../nbs/car/90_runner.ipynb #31ab27c8
 class Diverged(CarError):
     "The network's weights or outputs are no longer finite."
     status = "diverged"
@@ -176,7 +176,7 @@ def rank(result):
     "What a checkpoint is chosen by: clean drives, then laps, then distance, then time; larger is better."
     return result["clean"], result["laps"], round(result["inside"] * result["progress"], 2), -result["lap_time"] if math.isfinite(result["lap_time"]) else -1e9
 
-# %% ../../nbs/car/90_runner.ipynb #54f63250
+# %% ../../nbs/car/90_runner.ipynb #c90e9dcc
 class Supervisor(BaseCallback):
     "Validates, keeps the best weights, reports, and ends training that is hopeless, overdue or good enough."
 
@@ -233,7 +233,7 @@ def judged(model, env, episodes):
     rewards, lengths = evaluate_policy(model, env, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, callback=keep)
     return rewards, lengths, drives
 
-# %% ../../nbs/car/90_runner.ipynb #a7b54a75
+# %% ../../nbs/car/90_runner.ipynb #26be4566
 def connect(config, scene, port, deadlines=Deadlines()):  # noqa: B008
     "A bare environment over the wire, by our client or upstream's."
     if config.client == "gym-donkeycar":
@@ -262,7 +262,7 @@ def wait_until_gone(env, server=None):
     while server.sessions and time.monotonic() < end:
         time.sleep(0.01)
 
-# %% ../../nbs/car/90_runner.ipynb #05c2820f
+# %% ../../nbs/car/90_runner.ipynb #a57af1ae
 def judge_policy(config, model, episodes, host=None, port=None):
     "Judge a policy on `config.scene`: over the wire at host:port, or at a stand-in started for it. Returns rewards and drives."
     server = None
@@ -294,7 +294,7 @@ def pursuit_lap_time(config):
         times.append(drive.lap_time)
     return float(np.mean(times)) if np.isfinite(times).all() else math.inf
 
-# %% ../../nbs/car/90_runner.ipynb #ba0bdd56
+# %% ../../nbs/car/90_runner.ipynb #c9fbdd90
 def train(config, save_dir, log=print, on_progress=None):
     "Run a trial; returns its result. Raises `CarError` (with `status`) or what else went wrong; the environment is closed on every path."
     save_dir, began, config = Path(save_dir), time.monotonic(), replace(config, scene=scene_of(config.scene))
@@ -321,7 +321,7 @@ def train(config, save_dir, log=print, on_progress=None):
         raise Diverged(f"evaluation rewards are not finite: {rewards}")
     return conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log)
 
-# %% ../../nbs/car/90_runner.ipynb #70dd85d1
+# %% ../../nbs/car/90_runner.ipynb #c7af6ebe
 def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log):
     "Save the model, read it back, write `result.json`, print the runner's lines."
     path = save_dir / "model.zip"
@@ -362,7 +362,16 @@ def load_model(path):
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CarError(f"{path} is no saved policy: {error}; train one with: rlnb car train --save-dir DIR") from error
 
-# %% ../../nbs/car/90_runner.ipynb #04d4d9c9
+# %% ../../nbs/car/90_runner.ipynb #57fc74cb
+def vision_beside(model_path):
+    "The `Vision` a saved policy was trained with, from `result.json` in its folder; the recorded default if there is none."
+    beside = Path(model_path).parent / "result.json"
+    try:
+        return Vision(**json.loads(beside.read_text())["config"]["vision"])
+    except (OSError, KeyError, ValueError, TypeError):
+        return load_config().vision
+
+# %% ../../nbs/car/90_runner.ipynb #01f373cb
 def run_trial(config, save_dir, deadline, log=print):
     "Run a trial in its own process; returns its result, or {status, error} for one that failed. Never raises for a failing trial, never takes much longer than `deadline` s."
     save_dir = Path(save_dir)
@@ -396,23 +405,40 @@ def _kill_after(process, seconds):
     timer.start()
     return timer
 
-# %% ../../nbs/car/90_runner.ipynb #ea5e7168
+# %% ../../nbs/car/90_runner.ipynb #77161f2f
 def config_of(data):
     "The `TrainConfig` in a dict made by `asdict` and JSON."
     return TrainConfig(**{**data, "vision": Vision(**data["vision"]), "train_scenes": tuple(data["train_scenes"]), "validation_scenes": tuple(data["validation_scenes"])})
 
 
+def trial(config, save_dir, log=print, on_progress=None, deadline=None):
+    "`train`, with every failure turned into a result {status, error}, also written as `result.json`. After `deadline` s (main thread only) the trial ends wherever it is."
+    save_dir = Path(save_dir)
+
+    def overdue(*_):
+        raise Overdue(f"not finished after {deadline:g} s")
+
+    previous = signal.signal(signal.SIGALRM, overdue) if deadline else None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, deadline or 0)
+        return train(config, save_dir, log, on_progress)
+    except Exception as error:
+        known = isinstance(error, CarError)
+        result = {"status": getattr(error, "status", "failed"), "error": str(error) if known else f"{type(error).__name__}: {error}", "config": asdict(config)}
+        log(f"[SB3 Runner] status={result['status']}: {result['error']}")
+        if save_dir.is_dir():
+            write_json(save_dir / "result.json", result)
+        return result
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if previous is not None:
+            signal.signal(signal.SIGALRM, previous)
+
+
 def trial_main(save_dir):
     "A trial as a process: reads `config.json` in `save_dir`, leaves `result.json` there; the exit code is 0 only for status ok."
-    save_dir = Path(save_dir)
-    try:
-        train(config_of(json.loads((save_dir / "config.json").read_text())), save_dir, log=lambda line: print(line, flush=True))
-    except Exception as error:
-        status = getattr(error, "status", "failed")
-        print(f"[SB3 Runner] status={status}: {error}", flush=True)
-        write_json(save_dir / "result.json", {"status": status, "error": f"{type(error).__name__}: {error}"})
-        return 1
-    return 0
+    config = config_of(json.loads((Path(save_dir) / "config.json").read_text()))
+    return int(trial(config, save_dir, log=lambda line: print(line, flush=True))["status"] != "ok")
 
 
 if __name__ == "__main__" and len(sys.argv) == 2 and Path(sys.argv[1]).is_dir():
