@@ -7,9 +7,9 @@ __all__ = ['STAND_IN', 'LOG', 'HANDLERS', 'ServerConfig', 'PortTaken', 'Session'
            'on_load_scene', 'on_exit_scene', 'on_regen_road', 'on_set_position', 'on_node_position', 'camera_of',
            'on_cam_config', 'on_cam_config_b', 'on_lidar_config', 'on_step_mode', 'on_quit_app', 'remember',
            'on_get_protocol_version', 'on_get_scene_names', 'handle', 'SimulatorServer', 'turn', 'attempt', 'drop',
-           'accept', 'receive', 'keep_time', 'flush']
+           'accept', 'receive', 'work', 'keep_time', 'flush']
 
-# %% ../../nbs/car/45_server.ipynb #897b04c6
+# %% ../../nbs/car/45_server.ipynb #b4425663
 import contextlib
 import errno
 import json
@@ -19,13 +19,14 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 from .camera import Camera, CameraConfig
 from .protocol import CLIENT_MESSAGES, PORT, SCENES, TELEMETRY_FIELDS, MessageParser, SimulatorError, encode_image
 from .simulator import STEP, World, WorldConfig, lidar_sweep, node_position
 
-# %% ../../nbs/car/45_server.ipynb #d92a40b6
+# %% ../../nbs/car/45_server.ipynb #60d73bc6
 STAND_IN = "rlnb stand-in"  # how this server names itself in protocol_version
 LOG = logging.getLogger("rlnb.car")
 
@@ -42,7 +43,7 @@ class ServerConfig:
     quit_app: bool = False  # whether a client may stop the server
     max_clients: int = 8
     message_limit: int = 1 << 16  # bytes of one message from a client
-    backlog_limit: int = 1 << 22  # bytes waiting for a client that does not read
+    backlog_limit: int = 1 << 18  # bytes waiting for a client beyond which its messages wait too
     pixel_limit: int = 640 * 480  # pixels of a camera
     beam_limit: int = 4000  # beams of a lidar
     ping_after: float = 5.0  # s of silence before a ping
@@ -53,13 +54,13 @@ class PortTaken(SimulatorError):
     "Another program listens there already."
     status = "port_taken"
 
-# %% ../../nbs/car/45_server.ipynb #b30a0d0c
+# %% ../../nbs/car/45_server.ipynb #f435a30c
 class Session:
     "One connected client and its car."
 
     def __init__(self, sock, peer, config, number=0):
         self.sock, self.peer, self.config, self.number = sock, peer, config, number  # number: added to the world's seed
-        self.parser, self.out, self.heard = MessageParser(config.message_limit), bytearray(), time.monotonic()
+        self.parser, self.inbox, self.out, self.heard = MessageParser(config.message_limit), deque(), bytearray(), time.monotonic()
         self.pinged, self.due, self.realtime = self.heard, 0.0, config.realtime
         self.world, self.camera, self.second, self.lidar = None, CameraConfig(), None, None
         self.command, self.controls, self.car_config, self.racer, self.closing, self.quit = (0.0, 0.0, 1.0), 0, None, None, False, False
@@ -93,7 +94,7 @@ class Session:
             fields["lidar"] = lidar_sweep(self.world, self.lidar)
         return fields
 
-# %% ../../nbs/car/45_server.ipynb #8e9ac0f6
+# %% ../../nbs/car/45_server.ipynb #781e52a7
 def number(message, key, low=-1e6, high=1e6):
     "A finite number in [low, high] from a message's text; `ValueError` says which field was wrong."
     value = float(message[key])
@@ -118,7 +119,7 @@ def on_reset_car(session, message):
     if session.world is not None:
         session.world.reset()
 
-# %% ../../nbs/car/45_server.ipynb #3262fee6
+# %% ../../nbs/car/45_server.ipynb #5c73192e
 def on_load_scene(session, message):
     if message["scene_name"] in SCENES or message["scene_name"].removeprefix("random-").isdecimal():
         session.load(message["scene_name"])
@@ -153,7 +154,7 @@ def on_node_position(session, message):
     if reply:
         session.send(**reply)
 
-# %% ../../nbs/car/45_server.ipynb #f5dffe9d
+# %% ../../nbs/car/45_server.ipynb #7c07bf1c
 def camera_of(message, old, pixel_limit):
     "The `CameraConfig` a `cam_config` message asks for."
     keep = lambda key, low, high, was: number(message, key, low, high) if key in message and float(message[key]) != 0 else was  # noqa: E731
@@ -190,7 +191,7 @@ def on_lidar_config(session, message):
         raise ValueError(f"lidar_config: more than {session.config.beam_limit} beams")
     session.lidar = lidar
 
-# %% ../../nbs/car/45_server.ipynb #c09257ea
+# %% ../../nbs/car/45_server.ipynb #db2eb328
 def on_step_mode(session, message):
     if message["step_mode"] not in ("synchronous", "asynchronous"):
         raise ValueError(f"step_mode {message['step_mode']!r} is neither synchronous nor asynchronous")
@@ -232,7 +233,7 @@ def handle(session, message):
         raise ValueError(f"{kind} without {', '.join(missing)}")
     HANDLERS[kind](session, message)
 
-# %% ../../nbs/car/45_server.ipynb #3135b93a
+# %% ../../nbs/car/45_server.ipynb #aafba7cb
 class SimulatorServer:
     "The stand-in as a server: `with SimulatorServer(config) as server:` runs it in a thread; `serve()` in this one."
 
@@ -282,12 +283,13 @@ class SimulatorServer:
         if self.thread is not None:
             self.thread.join(5)
 
-# %% ../../nbs/car/45_server.ipynb #b4cb5eae
+# %% ../../nbs/car/45_server.ipynb #e9acbd68
 def turn(server):
     "Wait for something to do, at most until the next frame of a real-time client or a tenth of a second, and do it."
     now = time.monotonic()
     due = [session.due for session in server.sessions.values() if session.realtime and session.world is not None]
-    for key, mask in server.selector.select(max(0.0, min([0.1, *(d - now for d in due)]))):
+    unanswered = any(session.inbox and len(session.out) < server.config.backlog_limit for session in server.sessions.values())
+    for key, mask in server.selector.select(0.0 if unanswered else max(0.0, min([0.1, *(d - now for d in due)]))):
         if key.fileobj is server.listener:
             accept(server)
         elif key.fileobj is server.waker:
@@ -298,6 +300,7 @@ def turn(server):
                 attempt(server, session, receive)
     now = time.monotonic()
     for session in list(server.sessions.values()):
+        attempt(server, session, work)
         attempt(server, session, keep_time, now)
         attempt(server, session, flush)
 
@@ -320,7 +323,7 @@ def drop(server, session, reason):
         server.selector.unregister(session.sock)
     session.sock.close()
 
-# %% ../../nbs/car/45_server.ipynb #64b25e02
+# %% ../../nbs/car/45_server.ipynb #8d346e31
 def accept(server):
     "Welcome a client, or tell it that there is no room."
     try:
@@ -343,17 +346,21 @@ def accept(server):
 
 
 def receive(server, session):
-    "Read what has come and act on it."
+    "Read what has come."
     data = session.sock.recv(1 << 16)
     if not data:
         raise ValueError("closed by the client")
     session.heard = time.monotonic()
-    for message in session.parser.feed(data):
+    session.inbox += session.parser.feed(data)
+
+
+def work(server, session):
+    "Act on what was said, as long as the answers are taken."
+    while session.inbox and not session.closing and len(session.out) < server.config.backlog_limit:
+        message = session.inbox.popleft()
         handle(session, message)
         server.steps += message["msg_type"] == "control"
         server.stopping |= session.quit
-        if session.closing:
-            return
 
 
 def keep_time(server, session, now):
@@ -374,10 +381,8 @@ def flush(server, session):
     if session.out:
         with contextlib.suppress(BlockingIOError):
             del session.out[: session.sock.send(session.out)]
-    if len(session.out) > server.config.backlog_limit:
-        raise ValueError(f"does not read: {len(session.out)} bytes are waiting")
     if session.closing and not session.out:
         raise ValueError("end of the conversation")
-    mask = (0 if len(session.out) > server.config.backlog_limit // 4 else selectors.EVENT_READ) | (selectors.EVENT_WRITE if session.out else 0)
+    mask = (0 if session.inbox else selectors.EVENT_READ) | (selectors.EVENT_WRITE if session.out else 0)
     if server.selector.get_key(session.sock).events != mask:
         server.selector.modify(session.sock, mask)
