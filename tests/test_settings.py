@@ -21,7 +21,8 @@ def test_what_is_no_list_of_seeds(text):
 
 
 def test_flags_beat_the_environment_beats_the_file(project):
-    load = lambda env, flags: load_settings(project.root, env=env, flags=flags)
+    def load(env, flags):
+        return load_settings(project.root, env=env, flags=flags)
     assert load({}, {}).seed == 1 and load({}, {}).sources["seed"] == "settings.ini"
     assert load({"RLNB_SEED": "2"}, {}).seed == 2 and "RLNB_SEED" in load({"RLNB_SEED": "2"}, {}).sources["seed"]
     assert load({"RLNB_SEED": "2"}, {"seed": "3"}).seed == 3 and "--seed" in load({}, {"seed": "3"}).sources["seed"]

@@ -63,15 +63,15 @@ def from_plain(value):
         return [from_plain(v) for v in value]
     return WORDS.get(value, value) if isinstance(value, str) else value
 
-# %% ../../nbs/lab/20_runs.ipynb #7c8c4406
+# %% ../../nbs/lab/20_runs.ipynb #2af30b68
 @contextlib.contextmanager
 def writing(path: Path):
     "Turns the file system's refusals into one line."
     try:
         yield
     except OSError as error:
-        raise LabError(f"cannot write {path}: {error.strerror or error}; free it or choose another folder "
-                       "with --runs and --reports (or in settings.ini)") from error
+        raise LabError(f"cannot write {path}: {error.strerror or error}; free it or choose another place "
+                       "with --runs, --reports or --state (or in settings.ini)") from error
 
 
 def write_text(path: Path, text: str) -> None:
