@@ -1,11 +1,14 @@
 """The ladder end to end, with real notebooks, real kernels and real signals."""
+import fcntl
 import json
 import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import nbformat
@@ -225,12 +228,14 @@ def test_flags_reach_the_notebooks(project):
     assert run.name.endswith("-s7") and not list((project.root / "data").glob("runs/*"))
 
 
-def test_the_bar_on_a_terminal(project):
+@pytest.mark.parametrize("size", [(40, 140), (0, 0)])  # a real terminal, and one that was never told its size
+def test_the_bar_on_a_terminal(project, size):
     "On a real terminal there is a bar with step, speed, time left and position error."
     parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     command = [sys.executable, "-m", "rlnb.cli", "ladder", "--until", "hover"]
     process = subprocess.Popen(command, cwd=project.root, stdout=child, stderr=child,
-                               env=project.environment(TEST_PACE="0.2", COLUMNS="140", TERM="xterm"))
+                               env=project.environment(TEST_PACE="0.2", TERM="xterm"))
     os.close(child)
     seen = b""
     while True:

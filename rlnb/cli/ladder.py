@@ -234,7 +234,7 @@ class Bar:
         if self.bar is None:
             width = os.get_terminal_size(sys.stdout.fileno()).columns  # 0 where a terminal has not been told its size
             self.bar = tqdm(total=self.total, initial=min(rows[0]["step"], self.total), desc=self.name, unit=" steps", unit_scale=True,
-                            file=sys.stdout, dynamic_ncols=width > 0, ncols=None if width else 100, leave=True, smoothing=0.1,
+                            file=sys.stdout, dynamic_ncols=width > 0, ncols=None if width else 100, nrows=None if width else 20, leave=True, smoothing=0.1,
                             bar_format="{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} steps, {rate_fmt}, {remaining} left{postfix}")
         self.bar.set_postfix_str(_centimetres(row), refresh=False)
         self.bar.update(max(min(row["step"], self.total) - self.bar.n, 0))
