@@ -6,7 +6,7 @@
 __all__ = ['Deadlines', 'Client', 'enter_scene', 'configuration', 'CarEnv', 'LocalEnv', 'ask_for_road', 'Progress', 'DonkeyEnv',
            'understand', 'await_frame', 'await_rest']
 
-# %% ../../nbs/car/50_environment.ipynb #75e00054
+# %% ../../nbs/car/50_environment.ipynb #9f200e40
 import contextlib
 import select
 import socket
@@ -23,7 +23,7 @@ from .server import STAND_IN
 from .simulator import World, WorldConfig
 from .tracks import Locator, make_track
 
-# %% ../../nbs/car/50_environment.ipynb #d9258b81
+# %% ../../nbs/car/50_environment.ipynb #75a10d71
 @dataclass(frozen=True)
 class Deadlines:
     "How long to wait for a simulator, in seconds."
@@ -87,8 +87,8 @@ class Client:
         messages, self.pending = self.pending, []
         return messages
 
-    def wait(self, kinds, seconds, phase):
-        "Messages up to and including the first of one of these `kinds`; the later ones stay pending."
+    def wait(self, kinds, seconds, phase, needed=True):
+        "Messages up to and including the first of one of these `kinds`; the later ones stay pending. If it is not `needed`, [] at the deadline."
         end, seen, expected = time.monotonic() + seconds, 0, " or ".join(kinds)
         while True:
             for i in range(seen, len(self.pending)):
@@ -97,13 +97,15 @@ class Client:
                     return messages
             seen = len(self.pending)
             if not self._read(end - time.monotonic(), phase, expected) and time.monotonic() >= end:
+                if not needed:
+                    return []
                 raise self.fail(DeadlinePassed, f"nothing of the kind within {seconds:g} s", phase, expected)
 
     def close(self):
         with contextlib.suppress(OSError):
             self.sock.close()
 
-# %% ../../nbs/car/50_environment.ipynb #bf196e80
+# %% ../../nbs/car/50_environment.ipynb #963f55b8
 def enter_scene(client, scene, camera, car_name="rlnb", lidar=None):
     "Load a scene and configure the car; returns what the simulator says about itself (`protocol_version`, {} if it says nothing)."
     d = client.deadlines
@@ -114,7 +116,7 @@ def enter_scene(client, scene, camera, car_name="rlnb", lidar=None):
         client.send(encode("exit_scene"), phase="leaving the scene")
         greeting = client.wait(("scene_selection_ready",), d.scene, "leaving the scene")[-1]["msg_type"]
     client.send(encode("get_protocol_version"))
-    about = {}
+    about = {} if greeting == "scene_selection_ready" else next(iter(client.wait(("protocol_version",), 1.0, "asking for the version", needed=False)[-1:]), {})
     if greeting == "scene_selection_ready":
         client.send(encode("get_scene_names"))
         heard = client.wait(("scene_names",), d.scene, "asking for scenes")
@@ -139,7 +141,7 @@ def configuration(camera, car_name, lidar=None):
                        img_enc=camera.encoding, offset_x=x, offset_y=y, offset_z=z, rot_x=a, rot_y=b, rot_z=c)]
     return messages + ([encode("lidar_config", **lidar)] if lidar else [])
 
-# %% ../../nbs/car/50_environment.ipynb #d6cb98ac
+# %% ../../nbs/car/50_environment.ipynb #f5a041be
 class CarEnv(gym.Env):
     "A DonkeyCar: actions [steering -1..1, throttle 0..1], observations uint8 RGB (120, 160, 3). Subclasses provide `_restart` and `_frame`."
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
@@ -152,8 +154,11 @@ class CarEnv(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if seed is not None:
+            self._seed(seed)
         self.over, self.travelled, self.lap_count, self.last_lap_time, self.line = "", 0.0, 0, 0.0, None
         telemetry, self.image = self._restart()
+        self.started = telemetry.time
         return self.image, self._info(telemetry, 0.0, (0.0, 0.0))
 
     def step(self, action):
@@ -167,6 +172,9 @@ class CarEnv(gym.Env):
 
     def render(self):
         return self.image
+
+    def _seed(self, seed):
+        "Seed the world; a simulator over the wire cannot be seeded by a client."
 
     def _judge(self, t):
         "Why the episode is over, if it is."
@@ -197,11 +205,11 @@ class CarEnv(gym.Env):
                 "accel": (t.accel_x, t.accel_y, t.accel_z), "vel": (t.vel_x, t.vel_y, t.vel_z), "lidar": self.lidar, "car": (t.roll, t.pitch, t.yaw),
                 "last_lap_time": self.last_lap_time, "lap_count": self.lap_count, "node": t.activeNode, "total_nodes": t.totalNodes,
                 "progress": self.travelled / self.length if self.length else 0.0, "gained": gained, "half_width": self.half_width,
-                "time": t.time, "command": command, "over": self.over}
+                "time": t.time - self.started, "command": command, "over": self.over}
 
-# %% ../../nbs/car/50_environment.ipynb #056189f3
+# %% ../../nbs/car/50_environment.ipynb #c21fcb07
 class LocalEnv(CarEnv):
-    "A stand-in world in this process. `on_reset(world, rng)`, if given, may move the car after each reset."
+    "A stand-in world in this process."
 
     def __init__(self, world=WorldConfig(), max_cte=8.0, camera=CameraConfig()):  # noqa: B008
         super().__init__(max_cte, camera)
@@ -210,6 +218,9 @@ class LocalEnv(CarEnv):
 
     def centre_line(self):
         return self.world.track
+
+    def _seed(self, seed):
+        self.world.seed(seed)
 
     def _restart(self):
         self.world.reset()
@@ -221,7 +232,7 @@ class LocalEnv(CarEnv):
         telemetry, events = self.world.step(steering, throttle)
         return telemetry, self.world.image, events, self.world.locator.travelled - before
 
-# %% ../../nbs/car/50_environment.ipynb #467d9fbe
+# %% ../../nbs/car/50_environment.ipynb #62a8bdb7
 def ask_for_road(client, count, name, half_width):
     "The centre line as a `Track`, from the positions of its `count` nodes; None if a second passes without an answer."
     nodes = {}
@@ -259,7 +270,7 @@ class Progress:
         self.node = t.activeNode
         return float(step) if abs(step) < max(3, self.nodes // 20) else 0.0
 
-# %% ../../nbs/car/50_environment.ipynb #d1a71694
+# %% ../../nbs/car/50_environment.ipynb #e5172595
 class DonkeyEnv(CarEnv):
     "A simulator over TCP. `scene=None` takes whatever scene is loaded."
     settle = 3  # frames after a reset that a real-time simulator may still owe us from before
@@ -300,7 +311,7 @@ class DonkeyEnv(CarEnv):
             self._judge(t)
         return telemetry, image, [m for m in early + events if m["msg_type"] != "telemetry"], gained
 
-# %% ../../nbs/car/50_environment.ipynb #b14966d9
+# %% ../../nbs/car/50_environment.ipynb #d04dc1e0
 def understand(env, message, phase, picture=True):
     "The `Telemetry` and the image in a message; `BadTelemetry` if either is unusable."
     try:
@@ -335,7 +346,7 @@ def await_rest(env):
             what = f"the car does not come to rest on the track (cte {telemetry.cte:.1f}, speed {telemetry.speed:.2f})"
             raise env.client.fail(DeadlinePassed, what, "resetting", "a car at rest")
 
-# %% ../../nbs/car/50_environment.ipynb #c5bcd23c
+# %% ../../nbs/car/50_environment.ipynb #82896348
 for _scene, _id in ENVIRONMENT_IDS.items():
     if _id not in gym.registry:
         gym.register(_id, entry_point="rlnb.car.environment:DonkeyEnv", kwargs={"scene": _scene})

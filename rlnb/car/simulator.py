@@ -6,7 +6,7 @@
 __all__ = ['STEP', 'SUBSTEPS', 'X', 'Z', 'YAW', 'SPEED', 'STEER', 'THROTTLE', 'YAW_RATE', 'SLIP', 'GRID', 'CarParams', 'drive',
            'WorldConfig', 'Laps', 'site', 'World', 'node_position', 'lidar_sweep']
 
-# %% ../../nbs/car/40_simulator.ipynb #09fd5098
+# %% ../../nbs/car/40_simulator.ipynb #19c7fd24
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from .camera import RESOLUTION, Camera, CameraConfig, beams, look_of, paint
 from .protocol import Telemetry
 from .tracks import Locator, named_track, random_track
 
-# %% ../../nbs/car/40_simulator.ipynb #38c6b310
+# %% ../../nbs/car/40_simulator.ipynb #2b5f8e1d
 @dataclass(frozen=True)
 class CarParams:
     "A DonkeyCar, in Unity units."
@@ -36,7 +36,7 @@ class CarParams:
 STEP, SUBSTEPS = 0.05, 4  # s between two frames; parts into which the physics cuts it
 X, Z, YAW, SPEED, STEER, THROTTLE, YAW_RATE, SLIP = range(8)  # the car's state: units, rad, units/s, rad, -1..1, rad/s, share of grip asked for
 
-# %% ../../nbs/car/40_simulator.ipynb #08cee8ab
+# %% ../../nbs/car/40_simulator.ipynb #b64d34ae
 @numba.njit(cache=True)
 def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, brake_force, grip, motor_lag, servo_lag):
     "Advances `state` (8,) by one frame in place, under steering and throttle in -1..1 and brake in 0..1."
@@ -60,7 +60,7 @@ def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, br
         state[YAW] += dt * rate
         state[SPEED], state[YAW_RATE], state[SLIP] = speed, rate, asked
 
-# %% ../../nbs/car/40_simulator.ipynb #78c2c86b
+# %% ../../nbs/car/40_simulator.ipynb #63e5514f
 @dataclass(frozen=True)
 class WorldConfig:
     "What a stand-in world is made of."
@@ -80,7 +80,7 @@ class WorldConfig:
 
 GRID = 4.0  # units behind the start line where a car is put
 
-# %% ../../nbs/car/40_simulator.ipynb #2031648e
+# %% ../../nbs/car/40_simulator.ipynb #d93f7819
 class Laps:
     "Turns a car's progress into the events of a race."
 
@@ -122,27 +122,31 @@ class Laps:
                 events.append({"msg_type": "race_stop"})
         return events
 
-# %% ../../nbs/car/40_simulator.ipynb #077a64d4
+# %% ../../nbs/car/40_simulator.ipynb #399bf728
 @lru_cache(maxsize=48)
 def site(scene, seed=0):
     "The `Track` and the painted `Ground` of a scene; `seed` matters only for `generated_road`. Kept, since painting takes a while and many cars share one."
     track = random_track(int(scene.split("-")[1])) if scene.startswith("random-") else named_track(scene, seed)
     return track, paint(track, look_of(track.look), seed)
 
-# %% ../../nbs/car/40_simulator.ipynb #42adf0b4
+# %% ../../nbs/car/40_simulator.ipynb #970f73ca
 class World:
     "A stand-in simulator in process: deterministic for a seed and a sequence of commands."
 
     def __init__(self, config=WorldConfig(), camera=CameraConfig(), track=None, look=None):  # noqa: B008
         self.config = config
         self.track, self.ground = (track, paint(track, look, config.seed)) if track else site(config.scene, config.seed if config.scene == "generated_road" else 0)
-        self.rng = np.random.default_rng((config.seed, 31))
+        self.seed(config.seed)
         self.locator, self.laps, self.car = Locator(self.track), Laps(self.track, config), np.zeros(8)
         self.params = tuple(getattr(config.car, f) for f in CarParams.__dataclass_fields__)
         self.delay = round(config.latency / STEP)
-        self.time, self.frames = 0.0, 0  # s, frames since the world was made
         self.aim(camera)
         self.reset()
+
+    def seed(self, seed):
+        "Begin time and randomness anew."
+        self.rng, self.noise_seed = np.random.default_rng((seed, 31)), seed
+        self.time, self.frames = 0.0, 0  # s, frames since then
 
     def aim(self, camera):
         "Use another camera."
@@ -196,7 +200,7 @@ class World:
     def image(self):
         "What the camera sees, uint8 (height, width, channels)."
         if self._image is None:
-            self._image = self.camera.frame(self.car[X], self.car[Z], self.car[YAW], self.config.image_noise, (self.config.seed * 1000003 + self.frames) % (1 << 31))
+            self._image = self.camera.frame(self.car[X], self.car[Z], self.car[YAW], self.config.image_noise, (self.noise_seed * 1000003 + self.frames) % (1 << 31))
         return self._image
 
     def telemetry(self):
@@ -209,7 +213,7 @@ class World:
             accel_x=speed * rate / 8, accel_z=(speed - self.previous[0]) / STEP / 8, gyro_y=rate,
             pos_x=c[X] / 8, pos_y=0.0, pos_z=c[Z] / 8, vel_z=speed / 8, yaw=yaw, cte=self.cte, activeNode=int(self.locator.node), totalNodes=nodes, hit=self.hit)
 
-# %% ../../nbs/car/40_simulator.ipynb #b3f2faf6
+# %% ../../nbs/car/40_simulator.ipynb #0dd8ce24
 def node_position(world, index):
     "The reply to `node_position`: place (raw Unity units) and rotation (a quaternion about the vertical) of a centre-line node, or None."
     if not 0 <= index < len(world.track.points):
