@@ -68,7 +68,7 @@ def _packets(folder: Path) -> tuple[Path, ...]:
     names = sorted(folder.glob("*.ipynb")) if folder.is_dir() else []
     return tuple(sorted(names, key=lambda p: ("exam" in p.stem, p.stem)))
 
-# %% ../../nbs/lab/70_site.ipynb #1ca77294
+# %% ../../nbs/lab/70_site.ipynb #efbc3c5a
 IMAGE = re.compile(r"<figure class=picture( data-thumbnail=yes)?><img src='data:image/([a-z+]+);base64,([A-Za-z0-9+/=]+)'")
 
 
@@ -105,7 +105,7 @@ def convert(entry: Entry, packet: Path, site: Path) -> None:
     siblings = [(p.stem.split("_")[-1], "" if p == packet else f"{quote(p.stem)}.html") for p in entry.packets]
     title = f"{entry.record['stage']}, {packet.stem.replace('_', ' ')}, {entry.id}"
     try:
-        to_html(packet, target, title, "../../index.html", siblings, banner(entry), "../../mathjax/MathJax.js?config=TeX-AMS_CHTML-full,Safe")
+        to_html(packet, target, title, "../../index.html", siblings, banner(entry), "../../mathjax/MathJax.js?config=TeX-AMS-MML_HTMLorMML-full,Safe")
     except LabError:
         raise
     except Exception as error:  # half-written notebook of a killed process, or one edited by hand
