@@ -24,9 +24,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# %% ../../nbs/lab/50_notebooks.ipynb #d84a1e24
+# %% ../../nbs/lab/50_notebooks.ipynb #ca006942
 from .errors import Interrupted, LabError, did_you_mean
-from .runs import Run, read_lines, to_plain, write_text, writing
+from .runs import Run, from_plain, read_lines, to_plain, write_text, writing
 from .settings import Settings, as_environment
 
 # %% ../../nbs/lab/50_notebooks.ipynb #00598d92
@@ -56,7 +56,7 @@ def parameters_of(notebook, name: str = "notebook") -> dict[str, Parameter]:
         found[node.target.id] = Parameter(node.target.id, ast.unparse(node.annotation), default, comments.get(node.end_lineno, ""))
     return found
 
-# %% ../../nbs/lab/50_notebooks.ipynb #5a636d6c
+# %% ../../nbs/lab/50_notebooks.ipynb #eda06aa9
 NAMES = {t.__name__: t for t in (int, float, str, bool, list, dict, tuple)} | {"Path": str, "None": None, "Any": typing.Any}
 
 
@@ -82,29 +82,25 @@ def fits(value, annotation) -> bool:
 
 def type_of(parameter: Parameter, name: str):
     "The annotation as a type. A LabError if it uses anything but the plain types."
+    plain = (ast.Expression, ast.Name, ast.Load, ast.Subscript, ast.Tuple, ast.BinOp, ast.BitOr, ast.Constant)
     try:
+        if not all(isinstance(node, plain) for node in ast.walk(ast.parse(parameter.annotation, mode="eval"))):
+            raise ValueError("more than a type")
         return eval(parameter.annotation, {"__builtins__": {}}, NAMES)
     except Exception:
         raise LabError(f"{name}: parameter {parameter.name} has the annotation {parameter.annotation!r}; use {', '.join(NAMES)}") from None
 
-# %% ../../nbs/lab/50_notebooks.ipynb #748e5251
+# %% ../../nbs/lab/50_notebooks.ipynb #0e903df1
 def checked(notebook, parameters: dict, name: str = "notebook") -> dict:
     "The parameters as plain values. A LabError names an unknown one, or one that does not fit its annotation."
     known = parameters_of(notebook, name)
-    plain = {key: _number_words(to_plain(value)) for key, value in parameters.items()}
+    plain = {key: from_plain(to_plain(value)) for key, value in parameters.items()}
     for key, value in plain.items():
         if key not in known:
             raise LabError(f"{name}: unknown parameter {key!r}{did_you_mean(key, known)}; it takes {', '.join(known) or 'none'}")
         if not fits(value, type_of(known[key], name)):
             raise LabError(f"{name}: parameter {key} = {value!r} is not of type {known[key].annotation}")
     return plain
-
-
-def _number_words(value):
-    "Keeps non-finite floats as floats: papermill can write them into a cell."
-    from rlnb.lab.runs import from_plain
-
-    return from_plain(value)
 
 # %% ../../nbs/lab/50_notebooks.ipynb #bc1a72f1
 def kernel_manager(environment: dict[str, str], log: Path, started: list):
