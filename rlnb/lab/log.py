@@ -63,23 +63,24 @@ def reachable(url: str, seconds: float) -> bool:
         return False
     return True
 
-# %% ../../nbs/lab/30_log.ipynb #b23ea1b0
+# %% ../../nbs/lab/30_log.ipynb #7416c1e5
 def _quiet(seconds: float) -> dict:
     "W&B settings that keep it silent and light."
     return {"silent": True, "console": "off", "disable_git": True, "disable_code": True, "x_disable_stats": True,
             "x_disable_meta": True, "init_timeout": seconds, "quiet": True}
 
 
-def _init(run: Run, settings: Settings, mode: str):
+def _init(run: Run, settings: Settings, mode: str, name: str):
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
     record = run.record
     return wandb.init(
-        project=settings.wandb_project, mode=mode, dir=run.folder, id=run.id, name=run.id, group=record["stage"], job_type=record["kind"],
+        project=settings.wandb_project, mode=mode, dir=run.folder, id=name, name=run.id, group=record["stage"], job_type=record["kind"],
         config={"stage": record["stage"], "seeds": record["seeds"], **record["parameters"]},
         resume="allow" if mode == "online" else None, settings=wandb.Settings(**_quiet(settings.wandb_timeout)))
 
-# %% ../../nbs/lab/30_log.ipynb #07a1848a
+# %% ../../nbs/lab/30_log.ipynb #0c21df15
 def wandb_run(run: Run, settings: Settings) -> Mirror:
     "Mirrors `run.log` to W&B until `finish()` or the end of a `with` block. Mode and folder or address go into the record."
     mode, began = settings.wandb_mode, time.monotonic()
@@ -90,15 +91,17 @@ def wandb_run(run: Run, settings: Settings) -> Mirror:
         warnings.warn(f"W&B did not answer within {settings.wandb_timeout:g} s: this run is logged offline; 'wandb sync' uploads it later",
                       stacklevel=2)
         mode = "offline"
-    try:
-        started = _init(run, settings, mode)
-    except Exception as error:  # a dashboard must never cost a training
-        if mode == "offline":
-            warnings.warn(f"W&B could not start ({error}): this run has its local log only", stacklevel=2)
-            run.update(wandb={"mode": "failed", "error": str(error)})
-            return Mirror(run)
-        warnings.warn(f"W&B refused ({_first_line(error)}): this run is logged offline; 'wandb sync' uploads it later", stacklevel=2)
-        mode, started = "offline", _init(run, settings, "offline")
+    started, name = None, run.id
+    while started is None:
+        try:
+            started = _init(run, settings, mode, name)
+        except Exception as error:  # a dashboard must never cost a training
+            if mode == "offline":
+                warnings.warn(f"W&B could not start ({_first_line(error)}): this run has its local log only", stacklevel=2)
+                run.update(wandb={"mode": "failed", "error": str(error)})
+                return Mirror(run)
+            warnings.warn(f"W&B refused ({_first_line(error)}): this run is logged offline; 'wandb sync' uploads it later", stacklevel=2)
+            mode, name = "offline", f"{run.id}-offline"  # W&B still holds the first name
     folder = os.path.relpath(Path(started.dir).parent, run.folder)
     run.update(wandb={"mode": mode, "folder": folder, "url": started.url if mode == "online" else None, "start_seconds": round(time.monotonic() - began, 2)})
     return Mirror(run, started)
