@@ -19,8 +19,9 @@ $(STAMP): constraints.txt pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then echo "no Python 3.11 or newer found: install one, or name it with make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; fi
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv || { echo "the venv module is missing: on Debian and Ubuntu, apt-get install python3-venv" >&2; rm -rf .venv; exit 1; }
 	@echo "installing the pinned packages into .venv; the first time this takes two to three minutes"
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev]' \
-		| sed -nE 's/^(Collecting|Building wheels for collected packages:|Installing collected packages:) *([^ ,(]+).*/  \1 \2/p'
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev]' 2>&1 \
+		| tee .venv/install.log | awk '/^(Collecting|Installing)/ { sub(/[;<>=!~(\[].*/, "", $$2); print "  " $$1, $$2; fflush() }' \
+		|| { echo "the installation failed; its last words (all of them: .venv/install.log):" >&2; tail -n 15 .venv/install.log >&2; exit 1; }
 	@touch $@
 	@echo "set up: $$($(BIN)/python --version) in .venv"
 

@@ -8,11 +8,12 @@ __all__ = ['VERDICTS', 'SVG_LIMIT', 'PAGES', 'POLICY', 'FORMULA', 'Block', 'tabl
            'closest_call', 'reader_note', 'decision', 'next_command', 'Picture', 'figure', 'style', 'has_formulas',
            'to_html', 'external']
 
-# %% ../../nbs/lab/60_packets.ipynb #aba36b97
+# %% ../../nbs/lab/60_packets.ipynb #30760d38
 import base64
 import io
 import math
 import re
+import warnings
 from html import escape
 from pathlib import Path
 
@@ -294,7 +295,7 @@ def _highlight(source: str, metadata=None) -> str:
 
     return highlight(source, PythonLexer(), HtmlFormatter())
 
-# %% ../../nbs/lab/60_packets.ipynb #1c8da983
+# %% ../../nbs/lab/60_packets.ipynb #999da1e6
 FORMULA = re.compile(r"(?<![\\$\w])\$\$?[^\s$][^$\n]*[^\s$\\]\$\$?(?![\d$])|\\\(|\\\[|\\begin\{")
 
 
@@ -319,7 +320,9 @@ def to_html(
     notebook = nbformat.read(str(ipynb), as_version=4)
     page = {"title": title, "home": home, "siblings": list(siblings), "banner": banner, "style": style(), "policy": POLICY,
             "mathjax": mathjax if has_formulas(notebook) else ""}
-    body, _ = _exporter().from_notebook_node(notebook, resources={"page": page})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # outputs that a page can't show (scripts, widgets) are left out on purpose
+        body, _ = _exporter().from_notebook_node(notebook, resources={"page": page})
     write_text(html, body)
     return Path(html)
 
