@@ -5,25 +5,25 @@
 # %% auto #0
 __all__ = ['random_driver', 'judge_driver', 'compare', 'table_text']
 
-# %% ../../nbs/car/92_compare.ipynb #bcaf15f4
+# %% ../../nbs/car/92_compare.ipynb #30ce0f34
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from .drivers import PurePursuit, PursuitParams
+from .drivers import PurePursuit
 from .judge import Watch, drive_episode, score
 from .protocol import PORT, scene_of
 from .runner import connect, judge_policy, load_config, load_model, vision_beside, wait_until_gone
 from .server import ServerConfig, SimulatorServer
 from .simulator import WorldConfig
 
-# %% ../../nbs/car/92_compare.ipynb #cdd466d4
+# %% ../../nbs/car/92_compare.ipynb #65a3471c
 def random_driver(seed):
     "A driver of random actions within the policies' limits."
     rng = np.random.default_rng(seed)
-    return lambda info: (float(rng.uniform(-1, 1)), float(rng.uniform(0.15, 0.5)))
+    return lambda info: (float(rng.uniform(-1, 1)), float(rng.uniform(0.25, 0.6)))
 
 
 def judge_driver(config, make, episodes, port=None):
@@ -40,13 +40,13 @@ def judge_driver(config, make, episodes, port=None):
         env.close()
         wait_until_gone(env)
 
-# %% ../../nbs/car/92_compare.ipynb #0611d3ea
+# %% ../../nbs/car/92_compare.ipynb #5f4ec5d4
 def compare(scene, models=(), episodes=10, baselines=True, host=None, port=None, client="own", log=print, **difficulty):
     "Rows {driver, clean, laps, ...} for baselines and saved policies on a scene; `difficulty`: latency, image_noise, camera_hz of the stand-in."
     wired = (port or PORT) if host or port else None
     base = load_config(scene=scene_of(scene), host=host or "127.0.0.1", client=client, **difficulty)
     rows = []
-    makers = {"random actions": lambda track, k: random_driver(k), "pure pursuit": lambda track, k: PurePursuit(track, PursuitParams(throttle_high=base.vision.throttle_high))}
+    makers = {"random actions": lambda track, k: random_driver(k), "pure pursuit": lambda track, k: PurePursuit(track)}
     for name, make in makers.items() if baselines else ():
         log(f"{name} ...")
         rows.append({"driver": name, **score(judge_driver(base, make, episodes, wired))})

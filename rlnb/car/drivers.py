@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PursuitParams', 'speed_limits', 'PurePursuit', 'standing', 'Circling', 'Wiggling', 'wrong_way', 'cutting']
 
-# %% ../../nbs/car/65_drivers.ipynb #614ade37
+# %% ../../nbs/car/65_drivers.ipynb #ef77e708
 import math
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import numpy as np
 from .simulator import CarParams
 from .tracks import Locator, make_track
 
-# %% ../../nbs/car/65_drivers.ipynb #610b5017
+# %% ../../nbs/car/65_drivers.ipynb #6ad88bab
 @dataclass(frozen=True)
 class PursuitParams:
     "How a map-reading driver drives."
@@ -23,7 +23,7 @@ class PursuitParams:
     grip_share: float = 0.75  # of the tyres' grip used in bends
     slowing: float = 4.0  # units/s^2 when slowing down
     throttle_low: float = 0.0
-    throttle_high: float = 0.5  # the same limit as for the policies
+    throttle_high: float = 0.5  # a top speed of 15 units/s, above what most bends allow
 
 
 def speed_limits(track, params, car=CarParams()):  # noqa: B008
@@ -36,7 +36,7 @@ def speed_limits(track, params, car=CarParams()):  # noqa: B008
             limit[i] = min(limit[i], math.sqrt(following**2 + 2 * params.slowing * track.spacing))
     return limit
 
-# %% ../../nbs/car/65_drivers.ipynb #5946eab1
+# %% ../../nbs/car/65_drivers.ipynb #d5911208
 class PurePursuit:
     "Follows a track's centre line, slowing down for bends."
 
@@ -62,7 +62,7 @@ class PurePursuit:
         throttle = wanted / self.car.top_speed + 0.15 * (wanted - speed)
         return float(np.clip(steering, -1, 1)), float(np.clip(throttle, self.params.throttle_low, self.params.throttle_high))
 
-# %% ../../nbs/car/65_drivers.ipynb #90ccf1af
+# %% ../../nbs/car/65_drivers.ipynb #7b045926
 def standing(info):
     "Does nothing."
     return 0.0, 0.0

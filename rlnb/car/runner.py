@@ -8,7 +8,7 @@ __all__ = ['REWARDS', 'TrainConfig', 'load_config', 'dressed', 'Roaming', 'local
            'answers', 'wait_until_gone', 'judge_policy', 'pursuit_lap_time', 'train', 'conclude', 'write_json',
            'load_model', 'vision_beside', 'run_trial', 'config_of', 'trial', 'trial_main']
 
-# %% ../../nbs/car/90_runner.ipynb #2c133c71
+# %% ../../nbs/car/90_runner.ipynb #32daf612
 import json
 import math
 import os
@@ -40,7 +40,7 @@ from .simulator import WorldConfig
 from .tracks import ROOT
 from .wrappers import Vision, with_vision
 
-# %% ../../nbs/car/90_runner.ipynb #66944018
+# %% ../../nbs/car/90_runner.ipynb #4e0e0027
 @dataclass(frozen=True)
 class TrainConfig:
     "A trial."
@@ -67,7 +67,7 @@ class TrainConfig:
     latency: float = 0.0  # s, stand-in only, like the two below
     image_noise: float = 3.0
     camera_hz: float = 20.0
-    threads: int = 2  # of torch
+    threads: int = 1  # of torch; more help little with so small a network, and hurt on a busy machine
     vision: Vision = field(default_factory=Vision)
     algorithm: dict = field(default_factory=dict)  # of PPO or DQN, by Stable-Baselines3's names
 
@@ -88,7 +88,7 @@ def load_config(path=None, **changes):
         target[name] = value
     return TrainConfig(**train, vision=Vision(**vision), algorithm=algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #efc929b9
+# %% ../../nbs/car/90_runner.ipynb #31682700
 REWARDS = {"own": lambda env, max_cte: env, "speed": lambda env, max_cte: SpeedRewardWrapper(env, max_cte), "progress": lambda env, max_cte: ProgressRewardWrapper(env, max_cte)}
 
 
@@ -133,7 +133,7 @@ def training_env(config):
 
     return DummyVecEnv([lambda number=number: one(number) for number in range(config.cars)])
 
-# %% ../../nbs/car/90_runner.ipynb #3c8d1ed2
+# %% ../../nbs/car/90_runner.ipynb #b5f41438
 class SmallCnn(BaseFeaturesExtractor):
     "Features (batch, 128) of stacked small images (batch, channels, height, width)."
 
@@ -156,7 +156,7 @@ def make_model(config, env):
     kind = {"ppo": PPO, "dqn": DQN}[config.agent]
     return kind("CnnPolicy", env, policy_kwargs=policy, seed=config.seed, device="cpu", verbose=0, **algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #31ab27c8
+# %% ../../nbs/car/90_runner.ipynb #85edca93
 class Diverged(CarError):
     "The network's weights or outputs are no longer finite."
     status = "diverged"
@@ -176,7 +176,7 @@ def rank(result):
     "What a checkpoint is chosen by: clean drives, then laps, then distance, then time; larger is better."
     return result["clean"], result["laps"], round(result["inside"] * result["progress"], 2), -result["lap_time"] if math.isfinite(result["lap_time"]) else -1e9
 
-# %% ../../nbs/car/90_runner.ipynb #c90e9dcc
+# %% ../../nbs/car/90_runner.ipynb #fc6e5b18
 class Supervisor(BaseCallback):
     "Validates, keeps the best weights, reports, and ends training that is hopeless, overdue or good enough."
 
@@ -233,7 +233,7 @@ def judged(model, env, episodes):
     rewards, lengths = evaluate_policy(model, env, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, callback=keep)
     return rewards, lengths, drives
 
-# %% ../../nbs/car/90_runner.ipynb #26be4566
+# %% ../../nbs/car/90_runner.ipynb #510fc6fb
 def connect(config, scene, port, deadlines=Deadlines()):  # noqa: B008
     "A bare environment over the wire, by our client or upstream's."
     if config.client == "gym-donkeycar":
@@ -262,7 +262,7 @@ def wait_until_gone(env, server=None):
     while server.sessions and time.monotonic() < end:
         time.sleep(0.01)
 
-# %% ../../nbs/car/90_runner.ipynb #a57af1ae
+# %% ../../nbs/car/90_runner.ipynb #5ff96e4c
 def judge_policy(config, model, episodes, host=None, port=None):
     "Judge a policy on `config.scene`: over the wire at host:port, or at a stand-in started for it. Returns rewards and drives."
     server = None
@@ -285,7 +285,7 @@ def _judge_at(config, model, episodes, host, port, clients, server):
 
 
 def pursuit_lap_time(config):
-    "Lap time in s of curvature-aware pure pursuit on the trial's scene, under the trial's throttle limit; infinity if it does not lap."
+    "Lap time in s of curvature-aware pure pursuit on the validation scenes; infinity if it does not lap."
     scenes = config.validation_scenes or (config.scene,)
     times = []
     for scene in scenes:
@@ -294,7 +294,7 @@ def pursuit_lap_time(config):
         times.append(drive.lap_time)
     return float(np.mean(times)) if np.isfinite(times).all() else math.inf
 
-# %% ../../nbs/car/90_runner.ipynb #c9fbdd90
+# %% ../../nbs/car/90_runner.ipynb #240f98aa
 def train(config, save_dir, log=print, on_progress=None):
     "Run a trial; returns its result. Raises `CarError` (with `status`) or what else went wrong; the environment is closed on every path."
     save_dir, began, config = Path(save_dir), time.monotonic(), replace(config, scene=scene_of(config.scene))
@@ -321,7 +321,7 @@ def train(config, save_dir, log=print, on_progress=None):
         raise Diverged(f"evaluation rewards are not finite: {rewards}")
     return conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log)
 
-# %% ../../nbs/car/90_runner.ipynb #c7af6ebe
+# %% ../../nbs/car/90_runner.ipynb #3adc6378
 def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log):
     "Save the model, read it back, write `result.json`, print the runner's lines."
     path = save_dir / "model.zip"
@@ -362,7 +362,7 @@ def load_model(path):
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CarError(f"{path} is no saved policy: {error}; train one with: rlnb car train --save-dir DIR") from error
 
-# %% ../../nbs/car/90_runner.ipynb #57fc74cb
+# %% ../../nbs/car/90_runner.ipynb #82e2c9ca
 def vision_beside(model_path):
     "The `Vision` a saved policy was trained with, from `result.json` in its folder; the recorded default if there is none."
     beside = Path(model_path).parent / "result.json"
@@ -371,7 +371,7 @@ def vision_beside(model_path):
     except (OSError, KeyError, ValueError, TypeError):
         return load_config().vision
 
-# %% ../../nbs/car/90_runner.ipynb #01f373cb
+# %% ../../nbs/car/90_runner.ipynb #5b79f4db
 def run_trial(config, save_dir, deadline, log=print):
     "Run a trial in its own process; returns its result, or {status, error} for one that failed. Never raises for a failing trial, never takes much longer than `deadline` s."
     save_dir = Path(save_dir)
@@ -405,7 +405,7 @@ def _kill_after(process, seconds):
     timer.start()
     return timer
 
-# %% ../../nbs/car/90_runner.ipynb #77161f2f
+# %% ../../nbs/car/90_runner.ipynb #94ed5a50
 def config_of(data):
     "The `TrainConfig` in a dict made by `asdict` and JSON."
     return TrainConfig(**{**data, "vision": Vision(**data["vision"]), "train_scenes": tuple(data["train_scenes"]), "validation_scenes": tuple(data["validation_scenes"])})

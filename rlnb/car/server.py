@@ -7,9 +7,9 @@ __all__ = ['STAND_IN', 'LOG', 'HANDLERS', 'ServerConfig', 'PortTaken', 'Session'
            'on_load_scene', 'on_exit_scene', 'on_regen_road', 'on_set_position', 'on_node_position', 'camera_of',
            'on_cam_config', 'on_cam_config_b', 'on_lidar_config', 'on_step_mode', 'on_quit_app', 'remember',
            'on_get_protocol_version', 'on_get_scene_names', 'handle', 'SimulatorServer', 'turn', 'attempt', 'drop',
-           'accept', 'receive', 'work', 'keep_time', 'flush']
+           'accept', 'greet', 'receive', 'work', 'keep_time', 'flush']
 
-# %% ../../nbs/car/45_server.ipynb #b4425663
+# %% ../../nbs/car/45_server.ipynb #ea0e4725
 import contextlib
 import errno
 import json
@@ -26,7 +26,7 @@ from .camera import Camera, CameraConfig
 from .protocol import CLIENT_MESSAGES, PORT, SCENES, TELEMETRY_FIELDS, MessageParser, SimulatorError, encode_image
 from .simulator import STEP, World, WorldConfig, lidar_sweep, node_position
 
-# %% ../../nbs/car/45_server.ipynb #60d73bc6
+# %% ../../nbs/car/45_server.ipynb #8873accd
 STAND_IN = "rlnb stand-in"  # how this server names itself in protocol_version
 LOG = logging.getLogger("rlnb.car")
 
@@ -46,6 +46,7 @@ class ServerConfig:
     backlog_limit: int = 1 << 18  # bytes waiting for a client beyond which its messages wait too
     pixel_limit: int = 640 * 480  # pixels of a camera
     beam_limit: int = 4000  # beams of a lidar
+    greet_after: float = 0.05  # s from the connection to the first word; upstream's client loses one that comes at once
     ping_after: float = 5.0  # s of silence before a ping
     drop_after: float = 600.0  # s of silence before a client is dropped
 
@@ -54,14 +55,15 @@ class PortTaken(SimulatorError):
     "Another program listens there already."
     status = "port_taken"
 
-# %% ../../nbs/car/45_server.ipynb #f435a30c
+# %% ../../nbs/car/45_server.ipynb #d41f66d0
 class Session:
     "One connected client and its car."
 
     def __init__(self, sock, peer, config, number=0):
         self.sock, self.peer, self.config, self.number = sock, peer, config, number  # number: added to the world's seed
         self.parser, self.inbox, self.out, self.heard = MessageParser(config.message_limit), deque(), bytearray(), time.monotonic()
-        self.pinged, self.due, self.realtime = self.heard, 0.0, config.realtime
+        self.born = self.heard
+        self.pinged, self.due, self.realtime, self.greeted = self.heard, 0.0, config.realtime, False
         self.world, self.camera, self.second, self.lidar = None, CameraConfig(), None, None
         self.command, self.controls, self.car_config, self.racer, self.closing, self.quit = (0.0, 0.0, 1.0), 0, None, None, False, False
 
@@ -94,7 +96,7 @@ class Session:
             fields["lidar"] = lidar_sweep(self.world, self.lidar)
         return fields
 
-# %% ../../nbs/car/45_server.ipynb #781e52a7
+# %% ../../nbs/car/45_server.ipynb #7e1d9116
 def number(message, key, low=-1e6, high=1e6):
     "A finite number in [low, high] from a message's text; `ValueError` says which field was wrong."
     value = float(message[key])
@@ -119,7 +121,7 @@ def on_reset_car(session, message):
     if session.world is not None:
         session.world.reset()
 
-# %% ../../nbs/car/45_server.ipynb #5c73192e
+# %% ../../nbs/car/45_server.ipynb #6e8793f8
 def on_load_scene(session, message):
     if message["scene_name"] in SCENES or message["scene_name"].removeprefix("random-").isdecimal():
         session.load(message["scene_name"])
@@ -154,7 +156,7 @@ def on_node_position(session, message):
     if reply:
         session.send(**reply)
 
-# %% ../../nbs/car/45_server.ipynb #7c07bf1c
+# %% ../../nbs/car/45_server.ipynb #25edcb96
 def camera_of(message, old, pixel_limit):
     "The `CameraConfig` a `cam_config` message asks for."
     keep = lambda key, low, high, was: number(message, key, low, high) if key in message and float(message[key]) != 0 else was  # noqa: E731
@@ -191,7 +193,7 @@ def on_lidar_config(session, message):
         raise ValueError(f"lidar_config: more than {session.config.beam_limit} beams")
     session.lidar = lidar
 
-# %% ../../nbs/car/45_server.ipynb #db2eb328
+# %% ../../nbs/car/45_server.ipynb #8d5d7a23
 def on_step_mode(session, message):
     if message["step_mode"] not in ("synchronous", "asynchronous"):
         raise ValueError(f"step_mode {message['step_mode']!r} is neither synchronous nor asynchronous")
@@ -233,7 +235,7 @@ def handle(session, message):
         raise ValueError(f"{kind} without {', '.join(missing)}")
     HANDLERS[kind](session, message)
 
-# %% ../../nbs/car/45_server.ipynb #aafba7cb
+# %% ../../nbs/car/45_server.ipynb #6c82c820
 class SimulatorServer:
     "The stand-in as a server: `with SimulatorServer(config) as server:` runs it in a thread; `serve()` in this one."
 
@@ -283,11 +285,12 @@ class SimulatorServer:
         if self.thread is not None:
             self.thread.join(5)
 
-# %% ../../nbs/car/45_server.ipynb #e9acbd68
+# %% ../../nbs/car/45_server.ipynb #cb2eadfe
 def turn(server):
     "Wait for something to do, at most until the next frame of a real-time client or a tenth of a second, and do it."
     now = time.monotonic()
     due = [session.due for session in server.sessions.values() if session.realtime and session.world is not None]
+    due += [session.born + server.config.greet_after for session in server.sessions.values() if not session.greeted]
     unanswered = any(session.inbox and len(session.out) < server.config.backlog_limit for session in server.sessions.values())
     for key, mask in server.selector.select(0.0 if unanswered else max(0.0, min([0.1, *(d - now for d in due)]))):
         if key.fileobj is server.listener:
@@ -323,7 +326,7 @@ def drop(server, session, reason):
         server.selector.unregister(session.sock)
     session.sock.close()
 
-# %% ../../nbs/car/45_server.ipynb #8d346e31
+# %% ../../nbs/car/45_server.ipynb #226f94c6
 def accept(server):
     "Welcome a client, or tell it that there is no room."
     try:
@@ -338,8 +341,13 @@ def accept(server):
     server.selector.register(sock, selectors.EVENT_READ)
     if len(server.sessions) > server.config.max_clients:
         session.send("server_full", max_clients=server.config.max_clients)
-        session.closing = True
-    elif server.config.scene:
+        session.closing = session.greeted = True
+
+
+def greet(server, session):
+    "The first word to a client: what it may choose, or that its car is there."
+    session.greeted = True
+    if server.config.scene:
         session.load(server.config.scene)
     else:
         session.send("scene_selection_ready", loaded="1")
@@ -364,7 +372,9 @@ def work(server, session):
 
 
 def keep_time(server, session, now):
-    "Frames of a real-time client, pings, and the end of a silent one."
+    "The greeting, frames of a real-time client, pings, and the end of a silent one."
+    if not session.greeted and now - session.born >= server.config.greet_after:
+        greet(server, session)
     if session.realtime and session.world is not None and now >= session.due:
         session.due = max(session.due + STEP, now)  # a late frame is not made up for
         session.tick()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Vision', 'See', 'Remember', 'Limit', 'FrameSkip', 'DiscretizedActionWrapper', 'with_vision']
 
-# %% ../../nbs/car/55_wrappers.ipynb #0fe28a57
+# %% ../../nbs/car/55_wrappers.ipynb #3a9f99b1
 from collections import deque
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import cv2
 import gymnasium as gym
 import numpy as np
 
-# %% ../../nbs/car/55_wrappers.ipynb #265a473e
+# %% ../../nbs/car/55_wrappers.ipynb #9b6d7c89
 @dataclass(frozen=True)
 class Vision:
     "What the policy sees and may do."
@@ -23,11 +23,11 @@ class Vision:
     grey: bool = True
     stack: int = 2  # images, the newest last; two show motion
     frame_skip: int = 2  # frames per decision
-    throttle_low: float = 0.15  # throttle at action -1
-    throttle_high: float = 0.5  # throttle at action +1
+    throttle_low: float = 0.25  # throttle at action -1
+    throttle_high: float = 0.6  # throttle at action +1
     slew: float = 0.3  # largest change of steering per decision, share of full lock
 
-# %% ../../nbs/car/55_wrappers.ipynb #497e2ed9
+# %% ../../nbs/car/55_wrappers.ipynb #a49c87d2
 class See(gym.ObservationWrapper):
     "Cropped, shrunk and (if so set) grey images, channels first: uint8 (1 or 3, height, width)."
 
@@ -44,7 +44,7 @@ class See(gym.ObservationWrapper):
         small = cv2.resize(image, (v.width, v.height), interpolation=cv2.INTER_AREA)
         return small.reshape(v.height, v.width, -1).transpose(2, 0, 1)
 
-# %% ../../nbs/car/55_wrappers.ipynb #91ea0c5f
+# %% ../../nbs/car/55_wrappers.ipynb #d7402407
 class Remember(gym.ObservationWrapper):
     "The last `stack` images along the channel axis, oldest first; an episode begins with copies of its first image."
 
@@ -63,7 +63,7 @@ class Remember(gym.ObservationWrapper):
         self.images.append(image)
         return np.concatenate(self.images)
 
-# %% ../../nbs/car/55_wrappers.ipynb #3a177134
+# %% ../../nbs/car/55_wrappers.ipynb #2a17ffb3
 class Limit(gym.Wrapper):
     "Actions in -1..1 x -1..1: steering with a limited rate (per decision, shared out over its frames), throttle mapped to a range."
 
@@ -99,7 +99,7 @@ class FrameSkip(gym.Wrapper):
                 break
         return observation, total, terminated, truncated, {**info, "gained": gained}
 
-# %% ../../nbs/car/55_wrappers.ipynb #ca320c6b
+# %% ../../nbs/car/55_wrappers.ipynb #f6811571
 class DiscretizedActionWrapper(gym.ActionWrapper):
     "Action k of a grid: `steering` evenly spaced wheel positions times `throttle` evenly spaced throttles, both over -1..1."
 
@@ -112,7 +112,7 @@ class DiscretizedActionWrapper(gym.ActionWrapper):
     def action(self, index):
         return self.grid[int(index)]
 
-# %% ../../nbs/car/55_wrappers.ipynb #3c6d5780
+# %% ../../nbs/car/55_wrappers.ipynb #9a53cb84
 def with_vision(env, vision=Vision(), discrete=False):  # noqa: B008
     "A car environment as a policy meets it: limited actions (or a grid of them), skipped frames, small stacked images."
     env = FrameSkip(Limit(env, vision), vision.frame_skip)
