@@ -4,3 +4,5 @@ import os
 
 # crazyflow refuses to work if SciPy was imported without this flag, and Brax imports SciPy.
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
+# XLA complains at length, and without cause, each time it loads a program from its own cache.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -95,7 +95,7 @@ def hold(steps: tuple[int, int] = (50, 80)) -> Phase:
     "Come to rest within the first quarter of a second, then stay."
     return Phase(Kind.hold_or_brake, (0.0, 0.0), steps=steps, ramp=12 / steps[1])
 
-# %% ../../nbs/tracker/20_commands.ipynb #3352931e
+# %% ../../nbs/tracker/20_commands.ipynb #3d08c801
 STILL = Phase(Kind.hold_or_brake, (0.0, 0.0), steps=(EPISODE_STEPS, EPISODE_STEPS))
 CRUISE, SLOW_TURN, RIGHT_ANGLE = (0.3, 1.0), (np.deg2rad(30), np.deg2rad(110)), (np.deg2rad(85), np.deg2rad(95))
 
@@ -108,10 +108,11 @@ def _approach(name: str, kind: Kind, speed: tuple[float, float], stop: tuple[int
 
 
 def _cycle(passing, slow, recovering, distances, holding, turn) -> tuple[Phase, ...]:
-    "Pass, brake, hold, go on slowly, recover: the life of a tracker under a planner."
+    "Pass, brake, hold, start again, go on slowly, recover: the life of a tracker under a planner."
     far, near, back = distances
     return (Phase(Kind.pass_through, passing, far, steps=(8, 8), turn=turn, slope=(0.0, 0.12), ramp=0.5), ramp_down(), hold(holding),
-            Phase(Kind.low_speed_through, slow, near, steps=(30, 40), turn=(0.0, 0.5), ramp=0.4),
+            Phase(Kind.recover_speed, slow, steps=(32, 36)),  # from rest: a slow segment itself never stands still
+            Phase(Kind.low_speed_through, None, near, steps=(30, 40), turn=(0.0, 0.5)),
             Phase(Kind.recover_speed, recovering, back, steps=(32, 40), turn=turn, slope=(0.0, 0.12), ramp=0.8))
 
 
@@ -134,7 +135,7 @@ FAMILIES: tuple[Family, ...] = (
     _approach("brake_to_point", Kind.pass_through, (0.60, 1.00), (34, 44), (50, 80)),
     Family("line", (launch(CRUISE), Phase(distance=(1.2, 2.4), slope=(0.0, 0.12)), ramp_down(), hold())),
     Family("heading", (launch((0.3, 0.6)),) + tuple(
-        Phase(distance=(0.5, 0.8), steps=(70, 90), turn=(0.0, 0.6), heading=(0.2, 0.8)) for _ in range(4)) + (ramp_down(), hold())),
+        Phase(distance=(0.5, 0.8), steps=(80, 100), turn=(0.0, 0.6), heading=(0.2, 0.7)) for _ in range(4)) + (ramp_down(), hold())),
     Family("multi_point", (launch(CRUISE),) + 4 * (
         Phase(speed=CRUISE, distance=(0.35, 0.75), slope=(0.0, 0.25), ramp=0.5),
         _corner(SLOW_TURN, (34, 46), speed=(0.25, 0.5))) + (ramp_down(), hold())),

@@ -8,7 +8,7 @@ __all__ = ['FLIGHT_SPACE', 'TILT_LIMIT', 'AIRBORNE', 'TrackerConfig', 'Disturban
 # %% ../../nbs/tracker/50_environment.ipynb #1983f48a
 import rlnb.tracker  # first: sets the flag that crazyflow wants before Brax imports SciPy
 
-# %% ../../nbs/tracker/50_environment.ipynb #5e189076
+# %% ../../nbs/tracker/50_environment.ipynb #68236aa3
 from dataclasses import dataclass, field
 
 import jax
@@ -26,7 +26,7 @@ from rlnb.tracker.commands import (
     phase_table,
 )
 from .dynamics import Body, Physics, Simulator, hover_rpm, quaternion, rotation
-from .observations import V3, first_memory, motion_sample, observe, remember, yaw_of
+from .observations import V3, first_memory, motion_sample, observe, remember, to_features, yaw_of
 from .rewards import Outcome, ReferenceCommandReward, cross_track, reward_terms
 
 # %% ../../nbs/tracker/50_environment.ipynb #1409e179
@@ -78,7 +78,7 @@ def crashed(body: Body, airborne: jax.Array) -> jax.Array:
     broken = ~jnp.all(jnp.isfinite(body.position) & jnp.isfinite(body.velocity), axis=-1)
     return outside | grounded | tilted | broken
 
-# %% ../../nbs/tracker/50_environment.ipynb #17c7b5b4
+# %% ../../nbs/tracker/50_environment.ipynb #233c79e3
 class TrackerEnv(Env):
     "`num_envs` drones that follow reference sequences; a batched `brax.envs.base.Env`."
 
@@ -93,6 +93,7 @@ class TrackerEnv(Env):
     action_size = property(lambda self: 4)
     backend = property(lambda self: f"crazyflow/{self.config.physics}")
     dt = property(lambda self: self.simulator.drone.dt)
+    features = staticmethod(to_features)  # what a network should look at
 
     def draw_pool(self, key: jax.Array, families: jax.Array) -> Sequences:
         "Both halves of a pool, (2 x pool_rows) sequences."

@@ -6,7 +6,7 @@
 __all__ = ['EXAMS', 'NEAR', 'SOON', 'Exam', 'Flights', 'Examiner', 'find_exam', 'position_errors', 'cross_track_errors',
            'overshoots', 'last_steps', 'times_to_target', 'visited', 'path_completion', 'phase_ends', 'completion',
            'turn_overshoots', 'oscillation', 'rush_steps', 'stop_steps', 'kinds_seen', 'episode_figures', 'successes',
-           'measure']
+           'measure', 'balanced_score']
 
 # %% ../../nbs/tracker/80_exams.ipynb #1983f48a
 import rlnb.tracker  # first: sets the flag that crazyflow wants before Brax imports SciPy
@@ -52,7 +52,7 @@ EXAMS = {exam.name: exam for exam in (
          (("kinds_missing", 0), ("rush", 2.0), ("stop", 2.0))),
 )}
 
-# %% ../../nbs/tracker/80_exams.ipynb #b9c967d0
+# %% ../../nbs/tracker/80_exams.ipynb #f2f3f41f
 @dataclass(frozen=True)
 class Flights:
     "Recorded episodes, one a row; step t holds the state after action t and the command of that moment."
@@ -73,6 +73,7 @@ class Flights:
     length: np.ndarray  # (episodes,) int, steps until the sequence is over
     crash_step: np.ndarray  # (episodes,) int, first step after the crash; the number of steps if there was none
     fixed: np.ndarray  # (episodes,) bool, one fixed target
+    reward: np.ndarray | None = None  # (episodes, steps), as the policy was paid
     finite: bool = True  # all observations and actions were finite numbers
     seeds: tuple[int, ...] = ()
 
@@ -87,7 +88,7 @@ class Flights:
         "(episodes,) bool: crashed before the sequence was over."
         return self.crash_step < self.length
 
-# %% ../../nbs/tracker/80_exams.ipynb #7f2db176
+# %% ../../nbs/tracker/80_exams.ipynb #898c6c6a
 class Examiner:
     "Flies exams with deterministic policies; `ground=True` starts from the floor with rotors at rest."
 
@@ -114,7 +115,7 @@ class Examiner:
                 "position": body.position, "velocity": body.velocity, "yaw": yaw_of(matrix), "action": action,
                 "tilt": jnp.arccos(jnp.clip(matrix[:, 2, 2], -1, 1)), "reference": order.current, "desired_velocity": order.velocity,
                 "desired_speed": order.speed, "heading": order.heading, "kind": order.kind, "phase": pool.phase[rows, after.info["step"]],
-                "turning": pool.turning[rows, after.info["step"]], "crash": after.done & ~after.info["truncation"], "finite": finite}
+                "turning": pool.turning[rows, after.info["step"]], "reward": after.reward, "crash": after.done & ~after.info["truncation"], "finite": finite}
 
         steps = jax.lax.scan(advance, first, length=EPISODE_STEPS)[1]
         return steps, {"start": pool.start, "length": pool.length, "fixed": pool.fixed}
@@ -268,7 +269,7 @@ def kinds_seen(flights: Flights) -> np.ndarray:
     "How many of the four kinds (episodes,) were commanded while the drone flew."
     return np.array([len(set(kind[valid].tolist())) for kind, valid in zip(flights.kind, flights.valid)])
 
-# %% ../../nbs/tracker/80_exams.ipynb #ba2a1dfd
+# %% ../../nbs/tracker/80_exams.ipynb #4787152c
 def episode_figures(flights: Flights) -> dict[str, np.ndarray]:
     "One value (episodes,) each: what success is judged by and distributions are drawn from."
     valid = flights.valid
@@ -308,6 +309,8 @@ def measure(flights: Flights, exam: Exam | str) -> dict[str, float | int | bool]
         "action_delta": change, "yaw_rate": yaw_rate, "action_norm": np.linalg.norm(flights.action, axis=-1)[valid]}
     metrics = {name: float(np.mean(values)) for name, values in per_step.items()}
     metrics |= {f"{name}_p90": float(np.percentile(values, 90)) for name, values in per_step.items()}
+    if flights.reward is not None:
+        metrics["reward"] = float(flights.reward[valid].mean())
     metrics["position_error_median"] = float(np.median(per_step["position_error"]))
     for name in ("final_error", "terminal_speed", "overshoot"):
         metrics |= {name: float(np.mean(figures[name])), f"{name}_p90": float(np.percentile(figures[name], 90))}
@@ -316,7 +319,14 @@ def measure(flights: Flights, exam: Exam | str) -> dict[str, float | int | bool]
     good = successes(flights, exam, figures)
     metrics |= {"success_rate": float(good.mean()), "crash_rate": float(flights.crashed.mean()),
                 "timeout_rate": float((~flights.crashed & ~good).mean()), "finite": flights.finite, "episodes": len(flights.length)}
+    metrics["balanced_score"] = balanced_score(metrics)
     return metrics | _of_segments(flights) | _of_kinds(flights) | _of_exam(exam, metrics)
+
+
+def balanced_score(metrics: dict) -> float:
+    "One figure to rank checkpoints by: reward - 2 position - 1.5 cross-track - .75 velocity - 10 crash rate - 2 action change."
+    return (metrics.get("reward", 0.0) - 2 * metrics["position_error"] - 1.5 * metrics["cross_track"] - 0.75 * metrics["velocity_error"]
+            - 10 * metrics["crash_rate"] - 2 * metrics["action_delta"])
 
 
 def _of_exam(exam: Exam, metrics: dict) -> dict:

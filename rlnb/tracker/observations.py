@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HISTORY', 'V3', 'LAYOUTS', 'Field', 'Layout', 'Memory', 'yaw_of', 'to_body', 'motion_sample', 'first_memory',
-           'remember', 'observe']
+           'remember', 'observe', 'to_features']
 
 # %% ../../nbs/tracker/30_observations.ipynb #51f0bfdc
 from dataclasses import dataclass
@@ -118,3 +118,11 @@ def observe(body: Body, command: Command, memory: Memory) -> jax.Array:
         motion_sample(body, matrix), matrix.reshape(-1, 9), *points, to_body(matrix, command.velocity), command.speed[:, None],
         jnp.sin(error)[:, None], jnp.cos(error)[:, None], memory.action, memory.samples.reshape(-1, 7 * HISTORY),
         jax.nn.one_hot(command.kind, len(Kind)), masks], axis=-1)
+
+# %% ../../nbs/tracker/30_observations.ipynb #7d2251ff
+def to_features(obs: jax.Array) -> jax.Array:
+    "Features (..., 59): observations with the points ahead as gaps, and the offset from the current point once more, magnified."
+    current, following, ahead = (obs[..., V3.columns(name)] for name in ("current", "next", "lookahead"))
+    obs = obs.at[..., V3.columns("next")].set(following - current)
+    obs = obs.at[..., V3.columns("lookahead")].set(ahead - following)
+    return jnp.concatenate([obs, jnp.tanh(current / 0.1)], axis=-1)

@@ -22,7 +22,7 @@ import optax
 from brax.envs.base import Env, State
 from flax import struct
 
-# %% ../../nbs/tracker/60_ppo.ipynb #b97a24a2
+# %% ../../nbs/tracker/60_ppo.ipynb #a65166f9
 class Distribution(StrEnum):
     "How the policy's Gaussian becomes an action in [-1, 1]."
 
@@ -46,9 +46,10 @@ class PPOConfig:
     hidden: tuple[int, ...] = (64, 64)  # tanh layers, actor and critic alike
     log_std: float = -1.0  # initial, before squashing
     distribution: Distribution = Distribution.tanh_normal
-    min_std: float = 0.2  # smallest standard deviation by which an observation column is divided
+    min_std: float = 0.05  # smallest standard deviation by which an observation column is divided
+    memory: float = 1e6  # samples after which the observation statistics begin to forget
 
-# %% ../../nbs/tracker/60_ppo.ipynb #b448571d
+# %% ../../nbs/tracker/60_ppo.ipynb #43f93296
 class MLP(nn.Module):
     "Tanh layers and a linear output."
 
@@ -69,16 +70,17 @@ class Policy:
     actor: dict
     log_std: jax.Array  # (actions,)
     critic: dict
-    mean: jax.Array  # (observations,) running mean
-    variance: jax.Array  # (observations,) running variance
+    mean: jax.Array  # (features,) running mean
+    variance: jax.Array  # (features,) running variance
     count: jax.Array  # () samples seen
 
-# %% ../../nbs/tracker/60_ppo.ipynb #a75a5a9e
+# %% ../../nbs/tracker/60_ppo.ipynb #8626e074
 class Learner:
     "The functions of PPO for one environment and one configuration; all pure, none keeps state."
 
     def __init__(self, env: Env, config: PPOConfig | None = None):
         self.env, self.config = env, config or PPOConfig()
+        self.features = getattr(env, "features", lambda obs: obs)  # an environment may offer a better view of its observations
         self.actor = MLP((*self.config.hidden, env.action_size), 0.01)
         self.critic = MLP((*self.config.hidden, 1), 1.0)
         clip = self.config.max_grad_norm
@@ -86,9 +88,9 @@ class Learner:
         self.value_scale = 1 / (1 - self.config.gamma)  # what a reward of 1 in every step is worth
 
     def normalise(self, policy: Policy, obs: jax.Array) -> jax.Array:
-        "Observations (..., observations) in standard deviations, clipped to +-10."
+        "Features (..., features) of observations in standard deviations, clipped to +-10."
         std = jnp.maximum(jnp.sqrt(policy.variance), self.config.min_std)
-        return jnp.clip((obs - policy.mean) / std, -10.0, 10.0)
+        return jnp.clip((self.features(obs) - policy.mean) / std, -10.0, 10.0)
 
     def location(self, policy: Policy, obs: jax.Array) -> jax.Array:
         "Mean (..., actions) of the Gaussian, before squashing."
@@ -116,7 +118,7 @@ class Learner:
 
     def init_policy(self, key: jax.Array) -> Policy:
         "An untrained policy."
-        size, actions = self.env.observation_size, self.env.action_size
+        size, actions = self.features(jnp.zeros(self.env.observation_size)).shape[-1], self.env.action_size
         actor_key, critic_key = jax.random.split(key)
         return Policy(self.actor.init(actor_key, jnp.zeros(size)), jnp.full(actions, self.config.log_std, jnp.float32),
                       self.critic.init(critic_key, jnp.zeros(size)), jnp.zeros(size), jnp.ones(size), jnp.float32(1e-4))
@@ -247,14 +249,14 @@ def learn(learner: Learner, state: TrainState, batch: Batch, rate: jax.Array) ->
     state = state.replace(policy=policy, actor_optimiser=actor_opt, critic_optimiser=critic_opt, key=key)
     return state, jax.tree.map(jnp.mean, aside)
 
-# %% ../../nbs/tracker/60_ppo.ipynb #c1142859
-def merge_statistics(policy: Policy, obs: jax.Array) -> Policy:
-    "Running mean and variance after seeing `obs` (..., observations)."
+# %% ../../nbs/tracker/60_ppo.ipynb #dfc59435
+def merge_statistics(policy: Policy, obs: jax.Array, memory: float) -> Policy:
+    "Running mean and variance after seeing the features `obs` (..., features)."
     obs = obs.reshape(-1, obs.shape[-1])
     n, mean, variance = obs.shape[0], obs.mean(axis=0), obs.var(axis=0)
     total, apart = policy.count + n, mean - policy.mean
     spread = policy.variance * policy.count + variance * n + apart**2 * policy.count * n / total
-    return policy.replace(mean=policy.mean + apart * n / total, variance=spread / total, count=total)
+    return policy.replace(mean=policy.mean + apart * n / total, variance=spread / total, count=jnp.minimum(total, memory))
 
 
 def update(learner: Learner, state: TrainState, rate: jax.Array) -> tuple[TrainState, dict]:
@@ -275,7 +277,7 @@ def update(learner: Learner, state: TrainState, rate: jax.Array) -> tuple[TrainS
         "crash_rate": (steps.done * (1 - steps.truncated)).sum() / jnp.maximum(steps.done.sum(), 1.0),
         **{name: value.mean() for name, value in steps.metrics.items()}}
     state, aside = learn(learner, state, Batch(steps.obs, steps.raw, steps.log_prob, advantage, target), rate)
-    state = state.replace(policy=merge_statistics(state.policy, steps.obs))
+    state = state.replace(policy=merge_statistics(state.policy, learner.features(steps.obs), c.memory))
     return state, report | aside | {"step": state.steps}
 
 # %% ../../nbs/tracker/60_ppo.ipynb #29032944
