@@ -35,7 +35,7 @@ test: setup ## all tests: drift, style, source notebooks, pytest
 	@$(BIN)/python -m pytest
 
 lab: setup ## open JupyterLab
-	@$(BIN)/jupyter lab
+	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: setup ## execute the source notebooks and keep their outputs
 	@$(BIN)/nbdev-test nbs --n-workers 2 --save

@@ -102,7 +102,7 @@ def checked(notebook, parameters: dict, name: str = "notebook") -> dict:
             raise LabError(f"{name}: parameter {key} = {value!r} is not of type {known[key].annotation}")
     return plain
 
-# %% ../../nbs/lab/50_notebooks.ipynb #bc1a72f1
+# %% ../../nbs/lab/50_notebooks.ipynb #f111e6b1
 def kernel_manager(environment: dict[str, str], log: Path, started: list):
     """A kernel manager class that starts this interpreter with `environment` added.
 
@@ -114,8 +114,7 @@ def kernel_manager(environment: dict[str, str], log: Path, started: list):
     class ThisPython(AsyncKernelManager):
         @property
         def kernel_spec(self):
-            return KernelSpec(argv=[sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}",
-                                    "--HistoryManager.enabled=False"],
+            return KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.enabled=False"],
                               display_name="Python 3", language="python", env=environment)
 
         async def _async_launch_kernel(self, kernel_cmd, **options):
