@@ -12,7 +12,10 @@ MISSING = [name for name in ("cv2", "gymnasium", "numba", "stable_baselines3", "
 def need_car_extra():
     "Skip a whole test file, loudly, where the extra `car` is not installed."
     if MISSING:
-        pytest.skip(f"NOT TESTED: the car wing needs {', '.join(MISSING)}; install its extra: .venv/bin/pip install -c constraints.txt -e '.[car]'", allow_module_level=True)
+        pytest.skip(
+            f"NOT TESTED: the car wing needs {', '.join(MISSING)}; install its extra: .venv/bin/pip install -c constraints.txt -e '.[car]'",
+            allow_module_level=True,
+        )
 
 
 @contextlib.contextmanager

@@ -22,10 +22,21 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 from rlnb.car.environment import Deadlines, DonkeyEnv, LocalEnv  # noqa: E402
 from rlnb.car.protocol import (  # noqa: E402
-    BadMessage, BadTelemetry, ConnectionLost, DeadlinePassed, ENVIRONMENT_IDS, MessageParser, NoSimulator, Refused, UnknownScene, encode_image)
+    BadMessage,
+    BadTelemetry,
+    ConnectionLost,
+    DeadlinePassed,
+    ENVIRONMENT_IDS,
+    MessageParser,
+    NoSimulator,
+    Refused,
+    UnknownScene,
+    encode_image,
+)
 from rlnb.car.server import PortTaken, ServerConfig, SimulatorServer  # noqa: E402
 from rlnb.car.simulator import WorldConfig  # noqa: E402
 
+SIM = [sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0"]
 QUICK = Deadlines(connect=1.0, greet=0.5, scene=1.0, reset=1.0, step=0.5)
 IMAGE = encode_image(np.zeros((120, 160, 3), np.uint8))
 FRAME = {"msg_type": "telemetry", "image": IMAGE, "hit": "none", "cte": 0.0, "speed": 0.0, "time": 0.0}
@@ -50,7 +61,7 @@ def test_every_environment_id_drives(name):
         observation, info = env.reset(seed=1)
         assert observation.shape == (120, 160, 3) and observation.dtype == np.uint8 and info["total_nodes"] > 100
         for _ in range(20):
-            observation, reward, terminated, truncated, info = env.step(np.array([0.0, 0.5], np.float32))
+            observation, reward, terminated, _truncated, info = env.step(np.array([0.0, 0.5], np.float32))
         assert info["progress"] > 0 and info["speed"] > 0.3 and reward > 0 and not terminated
         env.close()
 
@@ -97,9 +108,23 @@ def test_lidar_and_other_camera():
     from dataclasses import replace
 
     from rlnb.car.camera import CameraConfig
-    lidar = {"degPerSweepInc": 2.0, "degAngDown": 0.0, "degAngDelta": -1.0, "numSweepsLevels": 1, "maxRange": 50.0, "noise": 0.0, "offset_x": 0.0, "offset_y": 0.5, "offset_z": 0.5, "rot_x": 0.0}
+
+    lidar = {
+        "degPerSweepInc": 2.0,
+        "degAngDown": 0.0,
+        "degAngDelta": -1.0,
+        "numSweepsLevels": 1,
+        "maxRange": 50.0,
+        "noise": 0.0,
+        "offset_x": 0.0,
+        "offset_y": 0.5,
+        "offset_z": 0.5,
+        "rot_x": 0.0,
+    }
     with stand_in() as server:
-        env = DonkeyEnv("warren", port=server.port, camera=replace(CameraConfig(), width=64, height=48, channels=1, encoding="PNG"), lidar=lidar)
+        env = DonkeyEnv(
+            "warren", port=server.port, camera=replace(CameraConfig(), width=64, height=48, channels=1, encoding="PNG"), lidar=lidar
+        )
         observation, info = env.reset()
         assert observation.shape == (48, 64, 1) and len(info["lidar"]) > 100
         env.close()
@@ -198,7 +223,9 @@ def actor(*frames, delay=0.0, then="listen"):
         while data := sock.recv(1 << 16):
             for message in parser.feed(data):
                 if message["msg_type"] == "get_scene_names":
-                    sock.sendall(b'{"msg_type":"protocol_version","version":"2","lockstep":true}\n{"msg_type":"scene_names","scene_names":["warren"]}\n')
+                    sock.sendall(
+                        b'{"msg_type":"protocol_version","version":"2","lockstep":true}\n{"msg_type":"scene_names","scene_names":["warren"]}\n'
+                    )
                 elif message["msg_type"] == "load_scene":
                     sock.sendall(b'{"msg_type":"car_loaded"}\n')
                 elif message["msg_type"] == "control":
@@ -228,7 +255,17 @@ def test_the_actor_is_fine_when_it_behaves():
         driven(port)
 
 
-@pytest.mark.parametrize("change", [{"cte": float("nan")}, {"speed": float("inf")}, {"pos_x": "1"}, {"image": "!!!"}, {"image": None}, {"image": encode_image(np.zeros((60, 80, 3), np.uint8))}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cte": float("nan")},
+        {"speed": float("inf")},
+        {"pos_x": "1"},
+        {"image": "!!!"},
+        {"image": None},
+        {"image": encode_image(np.zeros((60, 80, 3), np.uint8))},
+    ],
+)
 def test_unusable_telemetry_in_mid_episode(change):
     with peer(actor(FRAME, FRAME, FRAME | change)) as port:
         named(BadTelemetry, lambda: driven(port), 3)
@@ -271,7 +308,7 @@ def test_after_a_fault_the_environment_stays_closed():
 
 
 def test_real_server_killed_in_mid_episode():
-    process = subprocess.Popen([sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(SIM, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         port = int(process.stdout.readline().split(" on 127.0.0.1:")[1].split(",")[0])
         env = DonkeyEnv("waveshare", port=port, deadlines=Deadlines(step=2.0))
@@ -288,7 +325,7 @@ def test_real_server_killed_in_mid_episode():
 
 
 def test_real_server_stopped_in_mid_episode_passes_the_deadline():
-    process = subprocess.Popen([sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(SIM, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         port = int(process.stdout.readline().split(" on 127.0.0.1:")[1].split(",")[0])
         env = DonkeyEnv("waveshare", port=port, deadlines=Deadlines(step=1.0))
@@ -302,14 +339,21 @@ def test_real_server_stopped_in_mid_episode_passes_the_deadline():
 
 
 def test_sim_command_ends_on_interrupt_and_frees_its_port():
-    process = subprocess.Popen([sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0", "--scene", "warren"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0", "--scene", "warren"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     line = process.stdout.readline()
     assert "stand-in simulator (not the Unity simulator)" in line
     port = int(line.split(" on 127.0.0.1:")[1].split(",")[0])
     env = DonkeyEnv(None, port=port)
     env.reset()
     env.step((0.0, 0.3))
-    again = subprocess.run([sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", str(port)], capture_output=True, text=True, timeout=60)
+    again = subprocess.run(
+        [sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", str(port)], capture_output=True, text=True, timeout=60
+    )
     assert again.returncode == 1 and "port_taken" in again.stderr and again.stderr.count("\n") == 1
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=10)

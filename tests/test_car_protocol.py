@@ -17,11 +17,43 @@ from rlnb.car.protocol import CLIENT_MESSAGES, SCENES, SERVER_MESSAGES, MessageP
 from rlnb.car.simulator import WorldConfig  # noqa: E402
 from rlnb.car.tracks import named_track  # noqa: E402
 
-CAMERA = {"fov": 0, "fish_eye_x": 0.0, "fish_eye_y": 0.0, "img_w": 0, "img_h": 0, "img_d": 0, "img_enc": 0, "offset_x": 0.0, "offset_y": 0.0, "offset_z": 0.0, "rot_x": 0.0}
-LIDAR = {"degPerSweepInc": 2.0, "degAngDown": 0.0, "degAngDelta": -1.0, "numSweepsLevels": 1, "maxRange": 50.0, "noise": 0.0, "offset_x": 0.0, "offset_y": 0.5, "offset_z": 0.5, "rot_x": 0.0}
+CAMERA = {
+    "fov": 0,
+    "fish_eye_x": 0.0,
+    "fish_eye_y": 0.0,
+    "img_w": 0,
+    "img_h": 0,
+    "img_d": 0,
+    "img_enc": 0,
+    "offset_x": 0.0,
+    "offset_y": 0.0,
+    "offset_z": 0.0,
+    "rot_x": 0.0,
+}
+LIDAR = {
+    "degPerSweepInc": 2.0,
+    "degAngDown": 0.0,
+    "degAngDelta": -1.0,
+    "numSweepsLevels": 1,
+    "maxRange": 50.0,
+    "noise": 0.0,
+    "offset_x": 0.0,
+    "offset_y": 0.5,
+    "offset_z": 0.5,
+    "rot_x": 0.0,
+}
 
 text = st.text(max_size=20)
-messages = st.lists(st.fixed_dictionaries({"msg_type": text, "a": text | st.floats(allow_nan=False) | st.none(), "nested": st.dictionaries(text, st.lists(text, max_size=3), max_size=3)}), max_size=5)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {
+            "msg_type": text,
+            "a": text | st.floats(allow_nan=False) | st.none(),
+            "nested": st.dictionaries(text, st.lists(text, max_size=3), max_size=3),
+        }
+    ),
+    max_size=5,
+)
 
 
 @settings(deadline=None, max_examples=150)
@@ -35,7 +67,20 @@ def test_parser_finds_what_was_sent_however_it_is_cut(sent, cuts, between, ascii
     assert heard == sent
 
 
-@pytest.mark.parametrize("junk", [b"hello", b"}", b"[1]", b'{"no":"type"}', b'{"msg_type": 5}', b'{"msg_type":"a",}', b"{" * 40, b'{"msg_type":"\xff"}', b'{"msg_type":"' + b"x" * 70000])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"hello",
+        b"}",
+        b"[1]",
+        b'{"no":"type"}',
+        b'{"msg_type": 5}',
+        b'{"msg_type":"a",}',
+        b"{" * 40,
+        b'{"msg_type":"\xff"}',
+        b'{"msg_type":"' + b"x" * 70000,
+    ],
+)
 def test_parser_refuses_what_is_no_message(junk):
     with pytest.raises(ValueError):
         MessageParser(1 << 16).feed(junk)
@@ -49,7 +94,9 @@ def test_parser_looks_at_every_byte_once():
     assert time.perf_counter() - began < 5  # quadratic scanning would take minutes
 
 
-@given(st.sampled_from([f for f in ("cte", "speed", "pos_x", "time", "activeNode")]), st.sampled_from([math.nan, math.inf, "1.0", None, True]))
+@given(
+    st.sampled_from([f for f in ("cte", "speed", "pos_x", "time", "activeNode")]), st.sampled_from([math.nan, math.inf, "1.0", None, True])
+)
 def test_telemetry_with_an_unusable_number_is_named(field, value):
     with pytest.raises(ValueError, match=field):
         telemetry_of({"msg_type": "telemetry", field: value})
@@ -93,7 +140,12 @@ def test_control_moves_and_reset_brings_back():
         start = talker.control()
         for _ in range(30):
             moved = talker.control(throttle=1.0)
-        assert moved["speed"] > 1 and moved["vel_z"] == pytest.approx(moved["speed"]) and moved["throttle"] > 0.99 and moved["time"] == pytest.approx(31 * 0.05)
+        assert (
+            moved["speed"] > 1
+            and moved["vel_z"] == pytest.approx(moved["speed"])
+            and moved["throttle"] > 0.99
+            and moved["time"] == pytest.approx(31 * 0.05)
+        )
         assert talker.control(steering=1.0)["steering_angle"] > 0
         stopped = [talker.control(brake=1.0) for _ in range(60)][-1]
         assert stopped["speed"] < 0.02
@@ -105,8 +157,32 @@ def test_control_moves_and_reset_brings_back():
 def test_telemetry_has_every_field_and_an_image():
     with stand_in() as server, in_scene(server) as talker:
         frame = talker.control()
-        for field in ("steering_angle", "throttle", "image", "hit", "time", "speed", "accel_x", "accel_y", "accel_z", "gyro_x", "gyro_y", "gyro_z", "pos_x", "pos_y", "pos_z",
-                      "vel_x", "vel_y", "vel_z", "pitch", "yaw", "roll", "cte", "activeNode", "totalNodes"):
+        for field in (
+            "steering_angle",
+            "throttle",
+            "image",
+            "hit",
+            "time",
+            "speed",
+            "accel_x",
+            "accel_y",
+            "accel_z",
+            "gyro_x",
+            "gyro_y",
+            "gyro_z",
+            "pos_x",
+            "pos_y",
+            "pos_z",
+            "vel_x",
+            "vel_y",
+            "vel_z",
+            "pitch",
+            "yaw",
+            "roll",
+            "cte",
+            "activeNode",
+            "totalNodes",
+        ):
             assert field in frame
         assert decode_image(frame["image"]).shape == (120, 160, 3) and "lidar" not in frame
 
@@ -148,7 +224,9 @@ def test_position_nodes_and_new_roads():
         node = talker.hear("node_position")
         talker.say("set_position", **{k: node[k] for k in ("pos_x", "pos_y", "pos_z", "Qx", "Qy", "Qz", "Qw")})
         there = talker.control()
-        assert abs(there["cte"]) < 0.1 and there["activeNode"] in (39, 40, 41) and there["pos_x"] == pytest.approx(node["pos_x"] / 8, abs=0.05)
+        assert (
+            abs(there["cte"]) < 0.1 and there["activeNode"] in (39, 40, 41) and there["pos_x"] == pytest.approx(node["pos_x"] / 8, abs=0.05)
+        )
         talker.say("node_position", index=10**6)  # there is no such node: no answer
         talker.say("regen_road", road_style=0, rand_seed=11, turn_increment=0.0)
         assert talker.hear("need_car_config")
@@ -171,7 +249,12 @@ def test_laps_race_and_the_start_line():
         while "race_stop" not in said and len(said) < 2000:
             heading = track.heading[frame["activeNode"]]
             wrong = (math.radians(frame["yaw"]) - heading + math.pi) % (2 * math.pi) - math.pi
-            frame = talker.control(steering=np.clip(-0.3 * frame["cte"] - 1.8 * wrong + 5 * track.curvature[(frame["activeNode"] + 6) % len(track.points)], -1, 1), throttle=0.3)
+            frame = talker.control(
+                steering=np.clip(
+                    -0.3 * frame["cte"] - 1.8 * wrong + 5 * track.curvature[(frame["activeNode"] + 6) % len(track.points)], -1, 1
+                ),
+                throttle=0.3,
+            )
             said += [m["msg_type"] for m in talker.heard]
             lap = next((m for m in talker.heard if m["msg_type"] == "cross_start"), None)
             talker.heard.clear()
@@ -190,12 +273,23 @@ def test_wrong_way_round_disqualifies_and_a_distant_gate_is_missed():
     with stand_in(world=WorldConfig(jitter=0.0)) as server, in_scene(server) as talker:
         track, frame = named_track("waveshare"), None
         back = track.points[::-1]
-        talker.say("set_position", pos_x=back[0, 0], pos_y=0, pos_z=back[0, 1], Qx=0, Qy=math.sin((track.heading[-1] + math.pi) / 2), Qz=0, Qw=math.cos((track.heading[-1] + math.pi) / 2))
+        talker.say(
+            "set_position",
+            pos_x=back[0, 0],
+            pos_y=0,
+            pos_z=back[0, 1],
+            Qx=0,
+            Qy=math.sin((track.heading[-1] + math.pi) / 2),
+            Qz=0,
+            Qw=math.cos((track.heading[-1] + math.pi) / 2),
+        )
         frame = talker.control()
         for _ in range(900):
             heading = track.heading[frame["activeNode"]] + math.pi
             wrong = (math.radians(frame["yaw"]) - heading + math.pi) % (2 * math.pi) - math.pi
-            frame = talker.control(steering=np.clip(0.3 * frame["cte"] - 1.8 * wrong - 5 * track.curvature[frame["activeNode"] - 6], -1, 1), throttle=0.3)
+            frame = talker.control(
+                steering=np.clip(0.3 * frame["cte"] - 1.8 * wrong - 5 * track.curvature[frame["activeNode"] - 6], -1, 1), throttle=0.3
+            )
             if "DQ" in [m["msg_type"] for m in talker.heard]:
                 break
         assert "DQ" in [m["msg_type"] for m in talker.heard]
@@ -236,10 +330,19 @@ def test_quit_app_ends_the_client_and_only_if_allowed_the_server():
 
 def conversation():
     "One of each message a client may send in a scene, as bytes."
-    values = {"control": {"steering": 0.1, "throttle": 0.2, "brake": 0.0}, "cam_config": CAMERA, "cam_config_b": CAMERA, "lidar_config": LIDAR, "load_scene": {"scene_name": "warren"},
-              "car_config": {"body_style": "donkey", "body_r": 1, "body_g": 2, "body_b": 3, "car_name": 'a "b" {c} \\', "font_size": 9}, "node_position": {"index": 3},
-              "racer_info": {"racer_name": "é", "car_name": "}", "bio": "{", "country": "x", "guid": "1"}, "set_position": {"pos_x": -18, "pos_y": 0, "pos_z": 3},
-              "regen_road": {"road_style": 0, "rand_seed": 1, "turn_increment": 0}, "step_mode": {"step_mode": "synchronous", "time_step": 0.05}}
+    values = {
+        "control": {"steering": 0.1, "throttle": 0.2, "brake": 0.0},
+        "cam_config": CAMERA,
+        "cam_config_b": CAMERA,
+        "lidar_config": LIDAR,
+        "load_scene": {"scene_name": "warren"},
+        "car_config": {"body_style": "donkey", "body_r": 1, "body_g": 2, "body_b": 3, "car_name": 'a "b" {c} \\', "font_size": 9},
+        "node_position": {"index": 3},
+        "racer_info": {"racer_name": "é", "car_name": "}", "bio": "{", "country": "x", "guid": "1"},
+        "set_position": {"pos_x": -18, "pos_y": 0, "pos_z": 3},
+        "regen_road": {"road_style": 0, "rand_seed": 1, "turn_increment": 0},
+        "step_mode": {"step_mode": "synchronous", "time_step": 0.05},
+    }
     order = ["load_scene", *(m for m in CLIENT_MESSAGES if m not in ("load_scene", "quit_app", "exit_scene"))]
     return b"".join(encode(m, **values.get(m, {})) for m in order) + encode("control", **values["control"])
 
@@ -278,12 +381,28 @@ def test_a_message_cut_in_two_waits_for_its_other_half(cut):
         assert talker.hear("telemetry")["time"] == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("bad", [
-    b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff\xfe", b'{"msg_type":"control","steering":"a","throttle":"0","brake":"0"}', b'{"msg_type":"control","steering":"nan","throttle":"0","brake":"0"}',
-    b'{"msg_type":"control"}', b'{"msg_type":"load_scene"}', b'{"msg_type":"load_scene","scene_name":["x"]}', b"{" * 100, b'{"msg_type":"x","y":"' + b"z" * (1 << 17),
-    encode("cam_config", **CAMERA | {"img_w": 4000, "img_h": 4000}), encode("cam_config", **CAMERA | {"fov": 500}), encode("cam_config", **CAMERA | {"img_enc": "GIF"}),
-    encode("lidar_config", **LIDAR | {"degPerSweepInc": 0.0}), encode("lidar_config", **LIDAR | {"degPerSweepInc": 0.1, "numSweepsLevels": 60}), encode("node_position", index="inf"),
-    encode("step_mode", step_mode="sideways", time_step=1), encode("set_position", pos_x="1e300", pos_y=0, pos_z=0)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\xff\xfe",
+        b'{"msg_type":"control","steering":"a","throttle":"0","brake":"0"}',
+        b'{"msg_type":"control","steering":"nan","throttle":"0","brake":"0"}',
+        b'{"msg_type":"control"}',
+        b'{"msg_type":"load_scene"}',
+        b'{"msg_type":"load_scene","scene_name":["x"]}',
+        b"{" * 100,
+        b'{"msg_type":"x","y":"' + b"z" * (1 << 17),
+        encode("cam_config", **CAMERA | {"img_w": 4000, "img_h": 4000}),
+        encode("cam_config", **CAMERA | {"fov": 500}),
+        encode("cam_config", **CAMERA | {"img_enc": "GIF"}),
+        encode("lidar_config", **LIDAR | {"degPerSweepInc": 0.0}),
+        encode("lidar_config", **LIDAR | {"degPerSweepInc": 0.1, "numSweepsLevels": 60}),
+        encode("node_position", index="inf"),
+        encode("step_mode", step_mode="sideways", time_step=1),
+        encode("set_position", pos_x="1e300", pos_y=0, pos_z=0),
+    ],
+)
 def test_a_client_that_breaks_the_rules_is_dropped_alone(bad):
     with stand_in() as server, in_scene(server) as good, in_scene(server) as villain:
         villain.sock.sendall(bad)

@@ -13,7 +13,10 @@ import pytest
 
 car_tools.need_car_extra()
 if importlib.util.find_spec("gym_donkeycar") is None:
-    pytest.skip("NOT TESTED: gym_donkeycar is not installed; pip install git+https://github.com/tawnkramer/gym-donkeycar (1.3.1 or later)", allow_module_level=True)
+    pytest.skip(
+        "NOT TESTED: gym_donkeycar is not installed; pip install git+https://github.com/tawnkramer/gym-donkeycar (1.3.1 or later)",
+        allow_module_level=True,
+    )
 
 import gymnasium as gym  # noqa: E402
 from car_tools import stand_in  # noqa: E402
@@ -25,19 +28,48 @@ from rlnb.car.upstream import UpstreamEnv, upstream_version  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium's, about upstream's spaces and registration
 QUICK = Deadlines(connect=1.0, greet=1.0, scene=5.0, reset=5.0, step=2.0)
-CONF = {"exe_path": "remote", "host": "127.0.0.1", "body_style": "donkey", "body_rgb": (128, 128, 128), "car_name": "me", "font_size": 100, "start_delay": 0, "max_cte": 5,
-        "log_level": logging.WARNING,
-        "lidar_config": {"deg_per_sweep_inc": 2.0, "deg_ang_down": 0.0, "deg_ang_delta": -1.0, "num_sweeps_levels": 1, "max_range": 50.0, "noise": 0.4, "offset_x": 0.0, "offset_y": 0.5,
-                         "offset_z": 0.5, "rot_x": 0.0}}
+CONF = {
+    "exe_path": "remote",
+    "host": "127.0.0.1",
+    "body_style": "donkey",
+    "body_rgb": (128, 128, 128),
+    "car_name": "me",
+    "font_size": 100,
+    "start_delay": 0,
+    "max_cte": 5,
+    "log_level": logging.WARNING,
+    "lidar_config": {
+        "deg_per_sweep_inc": 2.0,
+        "deg_ang_down": 0.0,
+        "deg_ang_delta": -1.0,
+        "num_sweeps_levels": 1,
+        "max_range": 50.0,
+        "noise": 0.4,
+        "offset_x": 0.0,
+        "offset_y": 0.5,
+        "offset_z": 0.5,
+        "rot_x": 0.0,
+    },
+}
 
 
 def upstream_env(name, port, **conf):
     from gym_donkeycar.envs import donkey_env
     cls = {"donkey-" + c.removesuffix("Env").lower(): c for c in dir(donkey_env) if c.endswith("Env")}
     assert cls
-    kinds = {"generated_road": "GeneratedRoadsEnv", "warehouse": "WarehouseEnv", "sparkfun_avc": "AvcSparkfunEnv", "generated_track": "GeneratedTrackEnv", "mountain_track": "MountainTrackEnv",
-             "roboracingleague_1": "RoboRacingLeagueTrackEnv", "waveshare": "WaveshareEnv", "mini_monaco": "MiniMonacoEnv", "warren": "WarrenTrackEnv", "thunderhill": "ThunderhillTrackEnv",
-             "circuit_launch": "CircuitLaunchEnv"}
+    kinds = {
+        "generated_road": "GeneratedRoadsEnv",
+        "warehouse": "WarehouseEnv",
+        "sparkfun_avc": "AvcSparkfunEnv",
+        "generated_track": "GeneratedTrackEnv",
+        "mountain_track": "MountainTrackEnv",
+        "roboracingleague_1": "RoboRacingLeagueTrackEnv",
+        "waveshare": "WaveshareEnv",
+        "mini_monaco": "MiniMonacoEnv",
+        "warren": "WarrenTrackEnv",
+        "thunderhill": "ThunderhillTrackEnv",
+        "circuit_launch": "CircuitLaunchEnv",
+    }
     with redirect_stdout(io.StringIO()):
         return getattr(donkey_env, kinds[name])(conf={**CONF, "port": port, **conf})
 
@@ -55,7 +87,7 @@ def test_its_own_loop_reset_and_steps(scene):
             observation, info = env.reset()
             assert observation.shape == (120, 160, 3) and info["hit"] == "none"
             for _ in range(200):
-                observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+                observation, _reward, terminated, _truncated, info = env.step(env.action_space.sample())
                 if terminated:
                     break
             assert observation.dtype == np.uint8 and len(info["lidar"]) == 180 and info["speed"] > 0
@@ -86,7 +118,9 @@ def test_lap_events_reach_it():
         for _ in range(600):
             node = int(np.argmin(np.hypot(*(track.points - 8 * np.array([info["pos"][0], info["pos"][2]])).T)))
             wrong = (np.radians(info["car"][2]) - track.heading[node] + np.pi) % (2 * np.pi) - np.pi
-            _, _, terminated, _, info = env.step((float(np.clip(-0.3 * info["cte"] - 1.8 * wrong + 5 * track.curvature[(node + 6) % len(track.points)], -1, 1)), 0.3))
+            _, _, terminated, _, info = env.step(
+                (float(np.clip(-0.3 * info["cte"] - 1.8 * wrong + 5 * track.curvature[(node + 6) % len(track.points)], -1, 1)), 0.3)
+            )
             assert not terminated
             if info["lap_count"]:
                 break
@@ -107,7 +141,7 @@ def test_both_clients_drive_alike(make):
         observation, info = env.reset()
         assert observation.shape == (120, 160, 3) and info["progress"] == 0 and abs(info["cte"]) < 0.01
         for _ in range(40):
-            observation, reward, terminated, truncated, info = env.step((0.05, 0.4))
+            observation, reward, terminated, _truncated, info = env.step((0.05, 0.4))
         assert info["progress"] > 0.05 and info["total_nodes"] > 100 and info["forward_vel"] > 0.5 and not terminated
         while not terminated:
             _, reward, terminated, _, info = env.step((1.0, 0.5))

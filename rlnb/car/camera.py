@@ -6,7 +6,7 @@
 __all__ = ['RESOLUTION', 'MARGIN', 'LEVELS', 'Look', 'look_of', 'Ground', 'stamp_distances', 'colour_by_distance', 'paint',
            'between', 'CameraConfig', 'Rays', 'aim', 'shoot', 'Camera', 'beams']
 
-# %% ../../nbs/car/30_camera.ipynb #c3b5e50b
+# %% ../../nbs/car/30_camera.ipynb #c743c114
 import math
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from .tracks import track_file
 
-# %% ../../nbs/car/30_camera.ipynb #bd33b332
+# %% ../../nbs/car/30_camera.ipynb #f46cc0b3
 @dataclass(frozen=True)
 class Look:
     "Colours are RGB 0-255."
@@ -41,7 +41,7 @@ def look_of(name):
     dash = float(rng.choice([0.0, 1.0, 2.0, 3.0, -1.0]))
     return Look(ground, road, line[0], line[int(rng.integers(0, 3))], colour(140, 235), float(rng.uniform(4, 26)), dash)
 
-# %% ../../nbs/car/30_camera.ipynb #4f9b22fb
+# %% ../../nbs/car/30_camera.ipynb #8fae9c9d
 RESOLUTION = 0.125  # units per pixel of the finest level
 MARGIN = 24.0  # units of ground around the track
 LEVELS = 5  # each half as fine as the one before
@@ -58,7 +58,7 @@ class Ground:
     sky: tuple[int, int, int]
     beyond: tuple[int, int, int]  # colour outside the raster
 
-# %% ../../nbs/car/30_camera.ipynb #574e442a
+# %% ../../nbs/car/30_camera.ipynb #abdacc17
 @numba.njit(cache=True)
 def stamp_distances(points, spacing, origin_x, origin_z, pixel, reach, distance, arc):
     "Writes into `distance` and `arc` (rows, columns) the units to the nearest centre point within `reach` and how far along that is."
@@ -74,7 +74,11 @@ def stamp_distances(points, spacing, origin_x, origin_z, pixel, reach, distance,
 
 def colour_by_distance(track, look, distance, arc, rng):
     "RGB uint8 (rows, columns, 3) of the site, from each pixel's distance to the centre line and place along it."
-    coarse = rng.uniform(-1, 1, (distance.shape[0] // 8 + 1, distance.shape[1] // 8 + 1)).repeat(8, 0).repeat(8, 1)[: distance.shape[0], : distance.shape[1]]
+    coarse = (
+        rng.uniform(-1, 1, (distance.shape[0] // 8 + 1, distance.shape[1] // 8 + 1))
+        .repeat(8, 0)
+        .repeat(8, 1)[: distance.shape[0], : distance.shape[1]]
+    )
     grain = look.grain * (0.6 * coarse + 0.4 * rng.uniform(-1, 1, distance.shape))
     site = np.asarray(look.ground, float) + grain[..., None]
     on_road = distance < track.half_width
@@ -88,13 +92,13 @@ def colour_by_distance(track, look, distance, arc, rng):
         site[start] = chequered[start, None]
     return np.clip(site, 0, 255).astype(np.uint8)
 
-# %% ../../nbs/car/30_camera.ipynb #eeadaf5e
+# %% ../../nbs/car/30_camera.ipynb #f90b14e9
 def paint(track, look=None, seed=0):
     "The `Ground` of a track, painted in its look or another; `seed` draws the grain."
     look = look or look_of(track.look)
     low, high = track.points.min(0) - MARGIN, track.points.max(0) + MARGIN
     block = 1 << (LEVELS - 1)
-    rows, columns = (int(math.ceil((high[i] - low[i]) / RESOLUTION / block)) * block for i in (1, 0))
+    rows, columns = (math.ceil((high[i] - low[i]) / RESOLUTION / block) * block for i in (1, 0))
     distance, arc = np.full((rows, columns), 99.0, np.float32), np.zeros((rows, columns), np.float32)
     fine = track.points if track.spacing <= 0.25 else between(track)
     stamp_distances(fine, track.spacing / 4, low[0], low[1], RESOLUTION, track.half_width + 0.5, distance, arc)
@@ -107,7 +111,9 @@ def paint(track, look=None, seed=0):
     stamp_distances(track.points, track.spacing, low[0], low[1], 4 * RESOLUTION, MARGIN, wide, np.zeros_like(wide))
     offset = np.cumsum([0] + [each.size for each in levels[:-1]])
     shape = np.array([each.shape[:2] for each in levels])
-    return Ground(np.concatenate([each.ravel() for each in levels]), offset, shape, (float(low[0]), float(low[1])), wide, look.sky, look.ground)
+    return Ground(
+        np.concatenate([each.ravel() for each in levels]), offset, shape, (float(low[0]), float(low[1])), wide, look.sky, look.ground
+    )
 
 
 def between(track):
@@ -115,7 +121,7 @@ def between(track):
     ends = np.vstack([track.points, track.points[:1] if track.closed else track.points[-1:]])
     return np.ascontiguousarray(np.concatenate([ends[:-1] + f * np.diff(ends, axis=0) for f in (0, 0.25, 0.5, 0.75)], 1).reshape(-1, 2))
 
-# %% ../../nbs/car/30_camera.ipynb #2e84fd0f
+# %% ../../nbs/car/30_camera.ipynb #56cbbd2c
 @dataclass(frozen=True)
 class CameraConfig:
     "What a client may set; the defaults are the stand-in's own camera."
@@ -158,7 +164,7 @@ def aim(config):
     right, ahead = (config.offset[i] + reach * ray[..., i] for i in (0, 2))
     return Rays(right.astype(np.float32), ahead.astype(np.float32), np.where(sky, np.int8(-1), level))
 
-# %% ../../nbs/car/30_camera.ipynb #5226e6c0
+# %% ../../nbs/car/30_camera.ipynb #1c32dbe6
 @numba.njit(cache=True, fastmath=True)
 def shoot(image, right, ahead, level, atlas, offset, shape, origin_x, origin_z, sky, beyond, x, z, yaw, noise, seed):
     """Fills `image` (height, width, 3) uint8 as seen from (x, z) units at heading `yaw` rad, with brightness noise of amplitude `noise`.
@@ -190,11 +196,11 @@ def shoot(image, right, ahead, level, atlas, offset, shape, origin_x, origin_z, 
                 r, g, b = min(max(r + error, 0), 255), min(max(g + error, 0), 255), min(max(b + error, 0), 255)
             image[i, j, 0], image[i, j, 1], image[i, j, 2] = r, g, b
 
-# %% ../../nbs/car/30_camera.ipynb #138ac067
+# %% ../../nbs/car/30_camera.ipynb #633c4300
 class Camera:
     "A camera bound to a painted ground."
 
-    def __init__(self, ground, config=CameraConfig()):  # noqa: B008
+    def __init__(self, ground, config=CameraConfig()):
         self.ground, self.config, self.rays = ground, config, aim(config)
         pixel = (RESOLUTION * 2.0 ** np.maximum(self.rays.level, 0)).astype(np.float32)
         self.right, self.ahead = self.rays.right / pixel, self.rays.ahead / pixel  # in pixels of each ray's own level
@@ -209,7 +215,7 @@ class Camera:
             return image
         return (image @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)[..., None]
 
-# %% ../../nbs/car/30_camera.ipynb #ec5ce724
+# %% ../../nbs/car/30_camera.ipynb #05922c57
 @numba.njit(cache=True)
 def beams(distance, origin_x, origin_z, pixel, barrier, x, z, angles, longest):
     "Units from (x, z) to the barrier along each heading in `angles` (n,) rad; -1 where there is none within `longest`."

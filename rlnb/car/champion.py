@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['checksum', 'write_aside', 'ChampionTracker']
 
-# %% ../../nbs/car/80_champion.ipynb #561021c4
+# %% ../../nbs/car/80_champion.ipynb #8d0817ed
 import contextlib
 import fcntl
 import hashlib
 import json
 import math
 import os
-from datetime import datetime, timezone
+from datetime import datetime, UTC
 from pathlib import Path
 
-# %% ../../nbs/car/80_champion.ipynb #dd4de964
+# %% ../../nbs/car/80_champion.ipynb #c50f7c99
 def checksum(path):
     "SHA-256 of a file, hexadecimal."
     with open(path, "rb") as file:
@@ -29,7 +29,7 @@ def write_aside(path, data):
         file.flush()
         os.fsync(file.fileno())
 
-# %% ../../nbs/car/80_champion.ipynb #0ee59051
+# %% ../../nbs/car/80_champion.ipynb #945ced61
 class ChampionTracker:
     "Keeps the best model of many trials in `directory`/champion."
 
@@ -67,8 +67,14 @@ class ChampionTracker:
         with self._alone():
             if self.manifest.exists() and reward <= json.loads(self.manifest.read_text())["mean_reward"]:
                 return False
-            entry = {"trial": trial, "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"), "params": params, "mean_reward": reward,
-                     "model_path": str(model_path), "sha256": hashlib.sha256(data).hexdigest()}
+            entry = {
+                "trial": trial,
+                "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+                "params": params,
+                "mean_reward": reward,
+                "model_path": str(model_path),
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
             write_aside(self.directory / "model.zip.next", data)
             write_aside(self.directory / "manifest.json.next", json.dumps(entry, indent=1).encode())
             os.replace(self.directory / "model.zip.next", self.model)

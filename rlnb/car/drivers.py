@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PursuitParams', 'speed_limits', 'PurePursuit', 'standing', 'Circling', 'Wiggling', 'wrong_way', 'cutting']
 
-# %% ../../nbs/car/65_drivers.ipynb #ef77e708
+# %% ../../nbs/car/65_drivers.ipynb #e720853e
 import math
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import numpy as np
 from .simulator import CarParams
 from .tracks import Locator, make_track
 
-# %% ../../nbs/car/65_drivers.ipynb #6ad88bab
+# %% ../../nbs/car/65_drivers.ipynb #d0a1a054
 @dataclass(frozen=True)
 class PursuitParams:
     "How a map-reading driver drives."
@@ -36,7 +36,7 @@ def speed_limits(track, params, car=CarParams()):  # noqa: B008
             limit[i] = min(limit[i], math.sqrt(following**2 + 2 * params.slowing * track.spacing))
     return limit
 
-# %% ../../nbs/car/65_drivers.ipynb #d5911208
+# %% ../../nbs/car/65_drivers.ipynb #d65d6dce
 class PurePursuit:
     "Follows a track's centre line, slowing down for bends."
 
@@ -62,7 +62,7 @@ class PurePursuit:
         throttle = wanted / self.car.top_speed + 0.15 * (wanted - speed)
         return float(np.clip(steering, -1, 1)), float(np.clip(throttle, self.params.throttle_low, self.params.throttle_high))
 
-# %% ../../nbs/car/65_drivers.ipynb #7b045926
+# %% ../../nbs/car/65_drivers.ipynb #a57137db
 def standing(info):
     "Does nothing."
     return 0.0, 0.0
@@ -94,7 +94,11 @@ def wrong_way(track):
 
 def cutting(track, inside=5.5):
     "A driver for a line that runs up to `inside` units inside every bend, over the grass."
-    bend = np.convolve(np.tile(track.curvature, 3), np.hanning(41) / np.hanning(41).sum(), "same")[len(track.points) : 2 * len(track.points)]
+    bend = np.convolve(np.tile(track.curvature, 3), np.hanning(41) / np.hanning(41).sum(), "same")[
+        len(track.points) : 2 * len(track.points)
+    ]
     shift = np.clip(bend * 55, -1, 1) * inside
     normal = np.stack([np.cos(track.heading), -np.sin(track.heading)], 1)
-    return PurePursuit(make_track(track.name, track.points + shift[:, None] * normal, track.half_width, track.look, track.closed, rounding=2.0))
+    return PurePursuit(
+        make_track(track.name, track.points + shift[:, None] * normal, track.half_width, track.look, track.closed, rounding=2.0)
+    )

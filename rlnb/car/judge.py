@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Drive', 'Watch', 'score', 'drive_episode']
 
-# %% ../../nbs/car/70_judge.ipynb #4b73ac71
+# %% ../../nbs/car/70_judge.ipynb #c178ba59
 import math
 from dataclasses import asdict, dataclass
 
@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 
-# %% ../../nbs/car/70_judge.ipynb #b290d906
+# %% ../../nbs/car/70_judge.ipynb #66e21738
 @dataclass(frozen=True)
 class Drive:
     "One episode, summed up."
@@ -29,9 +29,13 @@ class Drive:
     clean: bool  # all laps asked for were driven and the road was never left
     end: str  # why it ended: "laps", "time", or the environment's reason
 
-
+# %% ../../nbs/car/70_judge.ipynb #830665e7
 class Watch(gym.Wrapper):
-    "Sums up each episode in `info['drive']` at its end, which comes after `laps` complete laps or `seconds` s at the latest; `trace` holds the last episode's frames."
+    """Sums up each episode in `info['drive']` at its end, after `laps` complete laps or `seconds` s at the latest.
+
+    `trace` holds the last episode's frames: cte, speed (units/s), steering, throttle, x, z (units), progress (laps).
+    """
+
     frame = 0.05  # s
 
     def __init__(self, env, laps=2, seconds=90.0):
@@ -47,7 +51,17 @@ class Watch(gym.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         if info["lap_count"] > len(self.times):
             self.times.append(info["last_lap_time"])
-        self.trace.append((info["cte"], 8 * info["forward_vel"], info["command"][0], info["command"][1], 8 * info["pos"][0], 8 * info["pos"][2], info["progress"]))
+        self.trace.append(
+            (
+                info["cte"],
+                8 * info["forward_vel"],
+                info["command"][0],
+                info["command"][1],
+                8 * info["pos"][0],
+                8 * info["pos"][2],
+                info["progress"],
+            )
+        )
         done = info["lap_count"] >= self.laps
         truncated = truncated or done or len(self.trace) >= self.limit
         if terminated or truncated:
@@ -58,17 +72,36 @@ class Watch(gym.Wrapper):
         cte, speed, wheel = np.array(self.trace).T[:3]
         off = np.abs(cte) > info["half_width"]
         return Drive(
-            progress=float(info["progress"]), laps=info["lap_count"], lap_time=min(self.times, default=math.nan), inside=float(1 - off.mean()), widest=float(np.abs(cte).max()),
-            off_road=int(off[0]) + int((off[1:] & ~off[:-1]).sum()), speed=float(speed.mean()), steering_change=float(np.abs(np.diff(wheel, prepend=0.0)).mean() / self.frame),
-            seconds=len(cte) * self.frame, clean=bool(end == "laps" and not off.any()), end=end)
+            progress=float(info["progress"]),
+            laps=info["lap_count"],
+            lap_time=min(self.times, default=math.nan),
+            inside=float(1 - off.mean()),
+            widest=float(np.abs(cte).max()),
+            off_road=int(off[0]) + int((off[1:] & ~off[:-1]).sum()),
+            speed=float(speed.mean()),
+            steering_change=float(np.abs(np.diff(wheel, prepend=0.0)).mean() / self.frame),
+            seconds=len(cte) * self.frame,
+            clean=bool(end == "laps" and not off.any()),
+            end=end,
+        )
 
-# %% ../../nbs/car/70_judge.ipynb #25b3a1e7
+# %% ../../nbs/car/70_judge.ipynb #24b5d674
 def score(drives):
     "A dict of means over drives: what a policy is chosen and reported by."
     table = pd.DataFrame([asdict(d) for d in drives])
-    return {"episodes": len(table), "clean": float(table.clean.mean()), "laps": float(table.laps.mean()), "progress": float(table.progress.mean()), "inside": float(table.inside.mean()),
-            "widest": float(table.widest.max()), "off_road": float(table.off_road.mean()), "lap_time": float(table.lap_time.mean()), "speed": float(table.speed.mean()),
-            "steering_change": float(table.steering_change.mean()), "ends": table.end.value_counts().to_dict()}
+    return {
+        "episodes": len(table),
+        "clean": float(table.clean.mean()),
+        "laps": float(table.laps.mean()),
+        "progress": float(table.progress.mean()),
+        "inside": float(table.inside.mean()),
+        "widest": float(table.widest.max()),
+        "off_road": float(table.off_road.mean()),
+        "lap_time": float(table.lap_time.mean()),
+        "speed": float(table.speed.mean()),
+        "steering_change": float(table.steering_change.mean()),
+        "ends": table.end.value_counts().to_dict(),
+    }
 
 
 def drive_episode(env, driver):

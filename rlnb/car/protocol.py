@@ -9,7 +9,7 @@ __all__ = ['PORT', 'CONTROL_FIELDS', 'CAMERA_FIELDS', 'LIDAR_FIELDS', 'CLIENT_ME
            'BadTelemetry', 'scene_of', 'MessageParser', 'decode', 'encode', 'Telemetry', 'telemetry_of', 'encode_image',
            'decode_image']
 
-# %% ../../nbs/car/10_protocol.ipynb #51eab856
+# %% ../../nbs/car/10_protocol.ipynb #0ebf6f0b
 import base64
 import json
 import math
@@ -21,22 +21,58 @@ import cv2
 import numpy as np
 from PIL import Image
 
-# %% ../../nbs/car/10_protocol.ipynb #d8683436
+# %% ../../nbs/car/10_protocol.ipynb #9032456d
 PORT = 9091
 CONTROL_FIELDS = ("steering", "throttle", "brake")
 CAMERA_FIELDS = ("fov", "fish_eye_x", "fish_eye_y", "img_w", "img_h", "img_d", "img_enc", "offset_x", "offset_y", "offset_z", "rot_x")
-LIDAR_FIELDS = ("degPerSweepInc", "degAngDown", "degAngDelta", "numSweepsLevels", "maxRange", "noise", "offset_x", "offset_y", "offset_z", "rot_x")
+LIDAR_FIELDS = (
+    "degPerSweepInc",
+    "degAngDown",
+    "degAngDelta",
+    "numSweepsLevels",
+    "maxRange",
+    "noise",
+    "offset_x",
+    "offset_y",
+    "offset_z",
+    "rot_x",
+)
 CLIENT_MESSAGES = {
-    "get_protocol_version": (), "get_scene_names": (), "load_scene": ("scene_name",), "exit_scene": (), "quit_app": (),
-    "car_config": ("body_style", "body_r", "body_g", "body_b", "car_name"), "racer_info": ("racer_name", "car_name", "bio", "country", "guid"),
-    "cam_config": CAMERA_FIELDS, "cam_config_b": CAMERA_FIELDS, "lidar_config": LIDAR_FIELDS,
-    "control": CONTROL_FIELDS, "reset_car": (), "step_mode": ("step_mode", "time_step"),
-    "node_position": ("index",), "set_position": ("pos_x", "pos_y", "pos_z"), "regen_road": ("road_style", "rand_seed", "turn_increment"),
+    "get_protocol_version": (),
+    "get_scene_names": (),
+    "load_scene": ("scene_name",),
+    "exit_scene": (),
+    "quit_app": (),
+    "car_config": ("body_style", "body_r", "body_g", "body_b", "car_name"),
+    "racer_info": ("racer_name", "car_name", "bio", "country", "guid"),
+    "cam_config": CAMERA_FIELDS,
+    "cam_config_b": CAMERA_FIELDS,
+    "lidar_config": LIDAR_FIELDS,
+    "control": CONTROL_FIELDS,
+    "reset_car": (),
+    "step_mode": ("step_mode", "time_step"),
+    "node_position": ("index",),
+    "set_position": ("pos_x", "pos_y", "pos_z"),
+    "regen_road": ("road_style", "rand_seed", "turn_increment"),
 }
-SERVER_MESSAGES = ("scene_selection_ready", "scene_names", "car_loaded", "need_car_config", "protocol_version", "telemetry", "node_position",
-                   "cross_start", "collision_with_starting_line", "missed_checkpoint", "DQ", "race_start", "race_stop", "ping")
+SERVER_MESSAGES = (
+    "scene_selection_ready",
+    "scene_names",
+    "car_loaded",
+    "need_car_config",
+    "protocol_version",
+    "telemetry",
+    "node_position",
+    "cross_start",
+    "collision_with_starting_line",
+    "missed_checkpoint",
+    "DQ",
+    "race_start",
+    "race_stop",
+    "ping",
+)
 
-# %% ../../nbs/car/10_protocol.ipynb #232fd7e6
+# %% ../../nbs/car/10_protocol.ipynb #e153dd4d
 class CarError(RuntimeError):
     "Something about a car, its simulator or its training that ends a trial; `status` names the kind for the trial's record."
     status = "failed"
@@ -54,7 +90,7 @@ class SimulatorError(CarError):
         self.host, self.port, self.phase, self.expected = host, port, phase, expected
         super().__init__(f"{what} ({host}:{port}, phase: {phase}, expected: {expected}); {todo}")
 
-# %% ../../nbs/car/10_protocol.ipynb #18ffefed
+# %% ../../nbs/car/10_protocol.ipynb #15f8cd8e
 class NoSimulator(SimulatorError):
     "Nothing listens at that address."
     status = "no_simulator"
@@ -89,12 +125,19 @@ class BadTelemetry(SimulatorError):
     "A telemetry message without a usable number or image."
     status = "bad_telemetry"
 
-# %% ../../nbs/car/10_protocol.ipynb #f1ef94f6
+# %% ../../nbs/car/10_protocol.ipynb #e9bf7d7a
 ENVIRONMENT_IDS = {
-    "generated_road": "donkey-generated-roads-v0", "warehouse": "donkey-warehouse-v0", "sparkfun_avc": "donkey-avc-sparkfun-v0",
-    "generated_track": "donkey-generated-track-v0", "mountain_track": "donkey-mountain-track-v0",
-    "roboracingleague_1": "donkey-roboracingleague-track-v0", "waveshare": "donkey-waveshare-v0", "mini_monaco": "donkey-minimonaco-track-v0",
-    "warren": "donkey-warren-track-v0", "thunderhill": "donkey-thunderhill-track-v0", "circuit_launch": "donkey-circuit-launch-track-v0",
+    "generated_road": "donkey-generated-roads-v0",
+    "warehouse": "donkey-warehouse-v0",
+    "sparkfun_avc": "donkey-avc-sparkfun-v0",
+    "generated_track": "donkey-generated-track-v0",
+    "mountain_track": "donkey-mountain-track-v0",
+    "roboracingleague_1": "donkey-roboracingleague-track-v0",
+    "waveshare": "donkey-waveshare-v0",
+    "mini_monaco": "donkey-minimonaco-track-v0",
+    "warren": "donkey-warren-track-v0",
+    "thunderhill": "donkey-thunderhill-track-v0",
+    "circuit_launch": "donkey-circuit-launch-track-v0",
 }
 SCENES = tuple(ENVIRONMENT_IDS)
 
@@ -109,7 +152,7 @@ def scene_of(name):
         raise NoSuchScene(f"unknown scene {name!r}; known scenes: {', '.join(SCENES)}, random-<n>")
     return scene
 
-# %% ../../nbs/car/10_protocol.ipynb #e2d4945e
+# %% ../../nbs/car/10_protocol.ipynb #a1de9e79
 OUTSIDE, INSIDE, DEPTH_LIMIT = re.compile(rb'["{}]'), re.compile(rb'["\\]'), 16
 
 
@@ -159,7 +202,7 @@ class MessageParser:
         self.at = len(self.buffer)
         return None
 
-# %% ../../nbs/car/10_protocol.ipynb #eb277f20
+# %% ../../nbs/car/10_protocol.ipynb #1936d3f3
 DECIMAL_COMMA = re.compile(r'("\w+"\s*:\s*-?\d+),(\d+(?:[eE][+-]?\d+)?)(?=\s*[,}])')
 
 
@@ -179,7 +222,7 @@ def encode(msg_type, **values):
     "A client's message: every value as a string, as the simulator expects."
     return json.dumps({"msg_type": msg_type, **{k: str(v) for k, v in values.items()}}, allow_nan=False).encode()
 
-# %% ../../nbs/car/10_protocol.ipynb #0c6c7383
+# %% ../../nbs/car/10_protocol.ipynb #e20e624d
 @dataclass(frozen=True, slots=True)
 class Telemetry:
     "What the simulator says about the car at one moment. Lengths are Unity units / 8 (u8) unless stated otherwise."
@@ -207,7 +250,7 @@ class Telemetry:
     totalNodes: int = 0  # nodes of the centre line, 0 unknown
     hit: str = "none"  # name of what the car hit, "none" if nothing
 
-# %% ../../nbs/car/10_protocol.ipynb #937093dd
+# %% ../../nbs/car/10_protocol.ipynb #e9bd99dd
 TELEMETRY_FIELDS = tuple(f.name for f in fields(Telemetry))
 
 
@@ -219,7 +262,7 @@ def telemetry_of(message):
             raise ValueError(f"telemetry field {name} is {value!r}")
     return Telemetry(**values)
 
-# %% ../../nbs/car/10_protocol.ipynb #73e89060
+# %% ../../nbs/car/10_protocol.ipynb #7af10c90
 def encode_image(image, encoding="JPG"):
     "Base64 text of a uint8 image (height, width, 3) RGB or (height, width, 1) grey, as JPG, PNG or TGA."
     if encoding == "TGA":

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['speed_reward', 'usable', 'SpeedRewardWrapper', 'progress_reward', 'ProgressRewardWrapper']
 
-# %% ../../nbs/car/60_rewards.ipynb #e1af98aa
+# %% ../../nbs/car/60_rewards.ipynb #6aef6269
 import math
 
 import gymnasium as gym
 
-# %% ../../nbs/car/60_rewards.ipynb #1496f437
+# %% ../../nbs/car/60_rewards.ipynb #f56beee0
 def speed_reward(speed, cte, max_cte=8.0):
     "Speed (u8/s) times closeness to the centre line, `cte` and `max_cte` in units."
     return speed * (1 - min(abs(cte) / max_cte, 1))
@@ -22,7 +22,10 @@ def usable(*values):
 
 
 class SpeedRewardWrapper(gym.Wrapper):
-    "`speed_reward`, minus `crash_penalty` at a terminal step; the environment's own reward where `speed` or `cte` cannot be used, or if not `enabled`."
+    """`speed_reward`, minus `crash_penalty` at a terminal step.
+
+    The environment's own reward if not `enabled`, and, counted in `fallbacks`, where `speed` or `cte` cannot be used.
+    """
 
     def __init__(self, env, max_cte=8.0, crash_penalty=10.0, enabled=True):
         super().__init__(env)
@@ -38,7 +41,7 @@ class SpeedRewardWrapper(gym.Wrapper):
                 self.fallbacks += 1
         return observation, reward, terminated, truncated, info
 
-# %% ../../nbs/car/60_rewards.ipynb #cb6a15e1
+# %% ../../nbs/car/60_rewards.ipynb #0ea9a4e6
 def progress_reward(gained, cte, half_width, max_cte=8.0):
     "Units of track gained, weighted by closeness to the centre line; nothing for a gain beside the road."
     if gained <= 0:
@@ -60,5 +63,9 @@ class ProgressRewardWrapper(gym.Wrapper):
     def step(self, action):
         observation, _, terminated, truncated, info = self.env.step(action)
         change, self.steering = abs(info["command"][0] - self.steering), info["command"][0]
-        reward = progress_reward(info["gained"], info["cte"], info["half_width"], self.max_cte) - self.wheel * change - (self.crash if terminated else 0.0)
+        reward = (
+            progress_reward(info["gained"], info["cte"], info["half_width"], self.max_cte)
+            - self.wheel * change
+            - (self.crash if terminated else 0.0)
+        )
         return observation, self.scale * reward, terminated, truncated, info

@@ -9,7 +9,7 @@ __all__ = ['STAND_IN', 'LOG', 'HANDLERS', 'ServerConfig', 'PortTaken', 'Session'
            'on_get_protocol_version', 'on_get_scene_names', 'handle', 'SimulatorServer', 'turn', 'attempt', 'drop',
            'accept', 'greet', 'receive', 'work', 'keep_time', 'flush']
 
-# %% ../../nbs/car/45_server.ipynb #ea0e4725
+# %% ../../nbs/car/45_server.ipynb #f8040e79
 import contextlib
 import errno
 import json
@@ -26,7 +26,7 @@ from .camera import Camera, CameraConfig
 from .protocol import CLIENT_MESSAGES, PORT, SCENES, TELEMETRY_FIELDS, MessageParser, SimulatorError, encode_image
 from .simulator import STEP, World, WorldConfig, lidar_sweep, node_position
 
-# %% ../../nbs/car/45_server.ipynb #8873accd
+# %% ../../nbs/car/45_server.ipynb #86502848
 STAND_IN = "rlnb stand-in"  # how this server names itself in protocol_version
 LOG = logging.getLogger("rlnb.car")
 
@@ -55,7 +55,7 @@ class PortTaken(SimulatorError):
     "Another program listens there already."
     status = "port_taken"
 
-# %% ../../nbs/car/45_server.ipynb #d41f66d0
+# %% ../../nbs/car/45_server.ipynb #6520103e
 class Session:
     "One connected client and its car."
 
@@ -96,7 +96,7 @@ class Session:
             fields["lidar"] = lidar_sweep(self.world, self.lidar)
         return fields
 
-# %% ../../nbs/car/45_server.ipynb #7e1d9116
+# %% ../../nbs/car/45_server.ipynb #c4dfa1db
 def number(message, key, low=-1e6, high=1e6):
     "A finite number in [low, high] from a message's text; `ValueError` says which field was wrong."
     value = float(message[key])
@@ -121,7 +121,7 @@ def on_reset_car(session, message):
     if session.world is not None:
         session.world.reset()
 
-# %% ../../nbs/car/45_server.ipynb #6e8793f8
+# %% ../../nbs/car/45_server.ipynb #625fccfa
 def on_load_scene(session, message):
     if message["scene_name"] in SCENES or message["scene_name"].removeprefix("random-").isdecimal():
         session.load(message["scene_name"])
@@ -156,7 +156,7 @@ def on_node_position(session, message):
     if reply:
         session.send(**reply)
 
-# %% ../../nbs/car/45_server.ipynb #25edcb96
+# %% ../../nbs/car/45_server.ipynb #6fc6b856
 def camera_of(message, old, pixel_limit):
     "The `CameraConfig` a `cam_config` message asks for."
     keep = lambda key, low, high, was: number(message, key, low, high) if key in message and float(message[key]) != 0 else was  # noqa: E731
@@ -164,12 +164,20 @@ def camera_of(message, old, pixel_limit):
     if encoding not in ("JPG", "PNG", "TGA"):
         raise ValueError(f"img_enc {encoding!r} is none of JPG, PNG, TGA")
     new = CameraConfig(
-        width=int(keep("img_w", 8, 4096, old.width)), height=int(keep("img_h", 8, 4096, old.height)), channels=int(keep("img_d", 1, 3, old.channels)),
-        encoding=encoding, fov=keep("fov", 10, 170, old.fov), fish_eye=tuple(keep(f"fish_eye_{a}", -2, 2, old.fish_eye[i]) for i, a in enumerate("xy")),
+        width=int(keep("img_w", 8, 4096, old.width)),
+        height=int(keep("img_h", 8, 4096, old.height)),
+        channels=int(keep("img_d", 1, 3, old.channels)),
+        encoding=encoding,
+        fov=keep("fov", 10, 170, old.fov),
+        fish_eye=tuple(keep(f"fish_eye_{a}", -2, 2, old.fish_eye[i]) for i, a in enumerate("xy")),
         offset=tuple(keep(f"offset_{a}", -50, 50, old.offset[i]) for i, a in enumerate("xyz")),
-        rotation=tuple(keep(f"rot_{a}", -180, 180, old.rotation[i]) for i, a in enumerate("xyz")))
+        rotation=tuple(keep(f"rot_{a}", -180, 180, old.rotation[i]) for i, a in enumerate("xyz")),
+    )
     if new.width * new.height > pixel_limit or new.offset[1] <= 0 or new.channels == 2:
-        raise ValueError(f"camera of {new.width} x {new.height} x {new.channels} pixels, {new.offset[1]} units up: at most {pixel_limit} pixels, 1 or 3 colours, above the ground")
+        raise ValueError(
+            f"camera of {new.width} x {new.height} x {new.channels} pixels, {new.offset[1]} units up: "
+            f"at most {pixel_limit} pixels, 1 or 3 colours, above the ground"
+        )
     return new
 
 
@@ -193,7 +201,7 @@ def on_lidar_config(session, message):
         raise ValueError(f"lidar_config: more than {session.config.beam_limit} beams")
     session.lidar = lidar
 
-# %% ../../nbs/car/45_server.ipynb #8d5d7a23
+# %% ../../nbs/car/45_server.ipynb #5b5ea150
 def on_step_mode(session, message):
     if message["step_mode"] not in ("synchronous", "asynchronous"):
         raise ValueError(f"step_mode {message['step_mode']!r} is neither synchronous nor asynchronous")
@@ -219,9 +227,24 @@ def on_get_scene_names(session, message):
 
 
 HANDLERS = {"car_config": remember("car_config"), "racer_info": remember("racer")} | {
-    handler.__name__[3:]: handler for handler in (
-        on_control, on_reset_car, on_load_scene, on_exit_scene, on_regen_road, on_set_position, on_node_position, on_cam_config, on_cam_config_b,
-        on_lidar_config, on_step_mode, on_quit_app, on_get_protocol_version, on_get_scene_names)}
+    handler.__name__[3:]: handler
+    for handler in (
+        on_control,
+        on_reset_car,
+        on_load_scene,
+        on_exit_scene,
+        on_regen_road,
+        on_set_position,
+        on_node_position,
+        on_cam_config,
+        on_cam_config_b,
+        on_lidar_config,
+        on_step_mode,
+        on_quit_app,
+        on_get_protocol_version,
+        on_get_scene_names,
+    )
+}
 
 
 def handle(session, message):
@@ -235,11 +258,11 @@ def handle(session, message):
         raise ValueError(f"{kind} without {', '.join(missing)}")
     HANDLERS[kind](session, message)
 
-# %% ../../nbs/car/45_server.ipynb #6c82c820
+# %% ../../nbs/car/45_server.ipynb #b390d294
 class SimulatorServer:
     "The stand-in as a server: `with SimulatorServer(config) as server:` runs it in a thread; `serve()` in this one."
 
-    def __init__(self, config=ServerConfig()):  # noqa: B008
+    def __init__(self, config=ServerConfig()):
         self.config, self.sessions, self.steps, self.welcomed = config, {}, 0, 0
         self.selector, self.thread, self.stopping = selectors.DefaultSelector(), None, False
         self.listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -249,8 +272,14 @@ class SimulatorServer:
         except OSError as error:
             self.listener.close()
             self.selector.close()
-            what = "the port is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot listen there: {error.strerror or error}"
-            raise PortTaken(what, config.host, config.port, "binding", "a free port", "choose another with --port, or 0 for any free one") from error
+            what = (
+                "the port is taken by another program"
+                if error.errno == errno.EADDRINUSE
+                else f"cannot listen there: {error.strerror or error}"
+            )
+            raise PortTaken(
+                what, config.host, config.port, "binding", "a free port", "choose another with --port, or 0 for any free one"
+            ) from error
         self.listener.listen()
         self.listener.setblocking(False)
         self.host, self.port = self.listener.getsockname()
@@ -285,7 +314,7 @@ class SimulatorServer:
         if self.thread is not None:
             self.thread.join(5)
 
-# %% ../../nbs/car/45_server.ipynb #cb2eadfe
+# %% ../../nbs/car/45_server.ipynb #06cf3d86
 def turn(server):
     "Wait for something to do, at most until the next frame of a real-time client or a tenth of a second, and do it."
     now = time.monotonic()
@@ -326,7 +355,7 @@ def drop(server, session, reason):
         server.selector.unregister(session.sock)
     session.sock.close()
 
-# %% ../../nbs/car/45_server.ipynb #226f94c6
+# %% ../../nbs/car/45_server.ipynb #ea5e91d5
 def accept(server):
     "Welcome a client, or tell it that there is no room."
     try:
@@ -352,7 +381,7 @@ def greet(server, session):
     else:
         session.send("scene_selection_ready", loaded="1")
 
-
+# %% ../../nbs/car/45_server.ipynb #7d8b0040
 def receive(server, session):
     "Read what has come."
     data = session.sock.recv(1 << 16)

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['STEP', 'SUBSTEPS', 'X', 'Z', 'YAW', 'SPEED', 'STEER', 'THROTTLE', 'YAW_RATE', 'SLIP', 'GRID', 'CarParams', 'drive',
-           'WorldConfig', 'Laps', 'site', 'World', 'node_position', 'lidar_sweep']
+           'WorldConfig', 'Laps', 'site', 'starting_pose', 'stop_at_barrier', 'observe', 'World', 'node_position',
+           'lidar_sweep']
 
-# %% ../../nbs/car/40_simulator.ipynb #19c7fd24
+# %% ../../nbs/car/40_simulator.ipynb #6036dda9
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from .camera import RESOLUTION, Camera, CameraConfig, beams, look_of, paint
 from .protocol import Telemetry
 from .tracks import Locator, named_track, random_track
 
-# %% ../../nbs/car/40_simulator.ipynb #2b5f8e1d
+# %% ../../nbs/car/40_simulator.ipynb #b82548da
 @dataclass(frozen=True)
 class CarParams:
     "A DonkeyCar, in Unity units."
@@ -34,9 +35,11 @@ class CarParams:
 
 
 STEP, SUBSTEPS = 0.05, 4  # s between two frames; parts into which the physics cuts it
-X, Z, YAW, SPEED, STEER, THROTTLE, YAW_RATE, SLIP = range(8)  # the car's state: units, rad, units/s, rad, -1..1, rad/s, share of grip asked for
+X, Z, YAW, SPEED, STEER, THROTTLE, YAW_RATE, SLIP = range(
+    8
+)  # the car's state: units, rad, units/s, rad, -1..1, rad/s, share of grip asked for
 
-# %% ../../nbs/car/40_simulator.ipynb #b64d34ae
+# %% ../../nbs/car/40_simulator.ipynb #71f0a7db
 @numba.njit(cache=True)
 def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, brake_force, grip, motor_lag, servo_lag):
     "Advances `state` (8,) by one frame in place, under steering and throttle in -1..1 and brake in 0..1."
@@ -60,7 +63,7 @@ def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, br
         state[YAW] += dt * rate
         state[SPEED], state[YAW_RATE], state[SLIP] = speed, rate, asked
 
-# %% ../../nbs/car/40_simulator.ipynb #63e5514f
+# %% ../../nbs/car/40_simulator.ipynb #667e73a7
 @dataclass(frozen=True)
 class WorldConfig:
     "What a stand-in world is made of."
@@ -80,7 +83,7 @@ class WorldConfig:
 
 GRID = 4.0  # units behind the start line where a car is put
 
-# %% ../../nbs/car/40_simulator.ipynb #d93f7819
+# %% ../../nbs/car/40_simulator.ipynb #6113d0ec
 class Laps:
     "Turns a car's progress into the events of a race."
 
@@ -122,20 +125,72 @@ class Laps:
                 events.append({"msg_type": "race_stop"})
         return events
 
-# %% ../../nbs/car/40_simulator.ipynb #399bf728
+# %% ../../nbs/car/40_simulator.ipynb #f1dd7524
 @lru_cache(maxsize=48)
 def site(scene, seed=0):
-    "The `Track` and the painted `Ground` of a scene; `seed` matters only for `generated_road`. Kept, since painting takes a while and many cars share one."
+    """The `Track` and the painted `Ground` of a scene; `seed` matters only for `generated_road`.
+
+    They are kept: painting takes a while, and many cars may share one site.
+    """
     track = random_track(int(scene.split("-")[1])) if scene.startswith("random-") else named_track(scene, seed)
     return track, paint(track, look_of(track.look), seed)
 
-# %% ../../nbs/car/40_simulator.ipynb #970f73ca
+# %% ../../nbs/car/40_simulator.ipynb #19883312
+def starting_pose(world):
+    "Where a car is put: on the grid, or anywhere on the road if so configured; x, z in units, heading in rad."
+    t = world.track
+    arc = world.rng.uniform(0, t.length) if world.config.random_start else (-GRID % t.length if t.closed else GRID)
+    i = round(arc / t.spacing) % len(t.points)
+    side, turn = (0.4 * t.half_width, 0.1) if world.config.random_start else (world.config.jitter, math.radians(5 * world.config.jitter))
+    side, turn = side * world.rng.uniform(-1, 1), turn * world.rng.uniform(-1, 1)
+    return t.points[i, 0] + side * math.cos(t.heading[i]), t.points[i, 1] - side * math.sin(t.heading[i]), t.heading[i] + turn
+
+
+def stop_at_barrier(world):
+    "Stop the car at the barrier, so that it cannot leave the site."
+    world.hit, world.car[SPEED] = "barrier", 0.0
+    i, excess = world.locator.node, abs(world.cte) - world.config.barrier
+    away = math.copysign(excess, world.cte)
+    world.car[X] -= away * math.cos(world.track.heading[i])
+    world.car[Z] += away * math.sin(world.track.heading[i])
+    world.cte = math.copysign(world.config.barrier, world.cte)
+
+
+def observe(world):
+    "The `Telemetry` of a world's car at this moment."
+    c, yaw, rate = world.car, math.degrees(world.car[YAW]) % 360, world.car[YAW_RATE]
+    speed = c[SPEED]
+    nodes = len(world.track.points)
+    return Telemetry(
+        steering_angle=c[STEER] / math.radians(world.config.car.lock),
+        throttle=c[THROTTLE],
+        time=round(world.time, 4),
+        speed=abs(speed) / 8,
+        accel_x=speed * rate / 8,
+        accel_z=(speed - world.previous[0]) / STEP / 8,
+        gyro_y=rate,
+        pos_x=c[X] / 8,
+        pos_y=0.0,
+        pos_z=c[Z] / 8,
+        vel_z=speed / 8,
+        yaw=yaw,
+        cte=world.cte,
+        activeNode=int(world.locator.node),
+        totalNodes=nodes,
+        hit=world.hit,
+    )
+
+# %% ../../nbs/car/40_simulator.ipynb #c9dd2675
 class World:
     "A stand-in simulator in process: deterministic for a seed and a sequence of commands."
 
     def __init__(self, config=WorldConfig(), camera=CameraConfig(), track=None, look=None):  # noqa: B008
         self.config = config
-        self.track, self.ground = (track, paint(track, look, config.seed)) if track else site(config.scene, config.seed if config.scene == "generated_road" else 0)
+        self.track, self.ground = (
+            (track, paint(track, look, config.seed))
+            if track
+            else site(config.scene, config.seed if config.scene == "generated_road" else 0)
+        )
         self.seed(config.seed)
         self.locator, self.laps, self.car = Locator(self.track), Laps(self.track, config), np.zeros(8)
         self.params = tuple(getattr(config.car, f) for f in CarParams.__dataclass_fields__)
@@ -154,12 +209,7 @@ class World:
 
     def reset(self):
         "Back to the grid (or to a random place and pose, if so configured), at rest."
-        t = self.track
-        arc = self.rng.uniform(0, t.length) if self.config.random_start else (-GRID % t.length if t.closed else GRID)
-        i = round(arc / t.spacing) % len(t.points)
-        side, turn = (0.4 * t.half_width, 0.1) if self.config.random_start else (self.config.jitter, math.radians(5 * self.config.jitter))
-        side, turn = side * self.rng.uniform(-1, 1), turn * self.rng.uniform(-1, 1)
-        self.put(t.points[i, 0] + side * math.cos(t.heading[i]), t.points[i, 1] - side * math.sin(t.heading[i]), t.heading[i] + turn)
+        self.put(*starting_pose(self))
 
     def put(self, x, z, yaw):
         "Place the car at rest at (x, z) units, heading `yaw` rad; laps and progress begin anew."
@@ -181,39 +231,24 @@ class World:
         self.cte, gained = self.locator.move(self.car[X], self.car[Z])
         self.hit = "none"
         if abs(self.cte) > self.config.barrier:
-            self.hit, self.car[SPEED] = "barrier", 0.0
-            self._push_back()
+            stop_at_barrier(self)
         events = self.laps.update(gained, self.cte, self.time)
         if self.frames % max(1, round(1 / STEP / self.config.camera_hz)) == 0:
             self._image = None
-        return self.telemetry(), events
-
-    def _push_back(self):
-        "Stop the car at the barrier, so that it cannot leave the site."
-        i, excess = self.locator.node, abs(self.cte) - self.config.barrier
-        away = math.copysign(excess, self.cte)
-        self.car[X] -= away * math.cos(self.track.heading[i])
-        self.car[Z] += away * math.sin(self.track.heading[i])
-        self.cte = math.copysign(self.config.barrier, self.cte)
+        return observe(self), events
 
     @property
     def image(self):
         "What the camera sees, uint8 (height, width, channels)."
         if self._image is None:
-            self._image = self.camera.frame(self.car[X], self.car[Z], self.car[YAW], self.config.image_noise, (self.noise_seed * 1000003 + self.frames) % (1 << 31))
+            self._image = self.camera.frame(
+                self.car[X], self.car[Z], self.car[YAW], self.config.image_noise, (self.noise_seed * 1000003 + self.frames) % (1 << 31)
+            )
         return self._image
 
-    def telemetry(self):
-        "The `Telemetry` of this moment."
-        c, yaw, rate = self.car, math.degrees(self.car[YAW]) % 360, self.car[YAW_RATE]
-        speed = c[SPEED]
-        nodes = len(self.track.points)
-        return Telemetry(
-            steering_angle=c[STEER] / math.radians(self.config.car.lock), throttle=c[THROTTLE], time=round(self.time, 4), speed=abs(speed) / 8,
-            accel_x=speed * rate / 8, accel_z=(speed - self.previous[0]) / STEP / 8, gyro_y=rate,
-            pos_x=c[X] / 8, pos_y=0.0, pos_z=c[Z] / 8, vel_z=speed / 8, yaw=yaw, cte=self.cte, activeNode=int(self.locator.node), totalNodes=nodes, hit=self.hit)
 
-# %% ../../nbs/car/40_simulator.ipynb #0dd8ce24
+
+# %% ../../nbs/car/40_simulator.ipynb #a90e0e67
 def node_position(world, index):
     "The reply to `node_position`: place (raw Unity units) and rotation (a quaternion about the vertical) of a centre-line node, or None."
     if not 0 <= index < len(world.track.points):

@@ -6,7 +6,7 @@
 __all__ = ['SPACING', 'ROOT', 'Track', 'resample', 'smooth_closed', 'fillet', 'make_track', 'track_file', 'named_track',
            'separation', 'random_track', 'start_on_a_straight', 'random_road', 'locate', 'Locator']
 
-# %% ../../nbs/car/20_tracks.ipynb #c489b5e0
+# %% ../../nbs/car/20_tracks.ipynb #a99c41a0
 import math
 import tomllib
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import numpy as np
 
 from .protocol import NoSuchScene
 
-# %% ../../nbs/car/20_tracks.ipynb #7bdf2641
+# %% ../../nbs/car/20_tracks.ipynb #f46d0ca3
 SPACING = 0.5  # Unity units between the points of a centre line
 ROOT = Path(__file__).resolve().parents[2] if "__file__" in globals() else Path.cwd().parents[1]
 
@@ -39,7 +39,7 @@ class Track:
     def length(self):
         return self.spacing * (len(self.points) if self.closed else len(self.points) - 1)
 
-# %% ../../nbs/car/20_tracks.ipynb #21c432aa
+# %% ../../nbs/car/20_tracks.ipynb #bf6907c7
 def resample(points, spacing=SPACING, closed=True):
     "Points (m, 2) at (nearly) equal `spacing` along a polyline; returns them (n, 2) and the exact spacing."
     line = np.vstack([points, points[:1]]) if closed else np.asarray(points)
@@ -54,7 +54,7 @@ def smooth_closed(points, spacing, width):
     frequency = 2 * math.pi * np.fft.fftfreq(len(points), spacing)
     return np.fft.ifft(np.fft.fft(points, axis=0) * np.exp(-0.5 * (width * frequency) ** 2)[:, None], axis=0).real
 
-# %% ../../nbs/car/20_tracks.ipynb #a5aefd91
+# %% ../../nbs/car/20_tracks.ipynb #adcdf713
 def fillet(corners, radius):
     "A closed polygon (m, 2) as a fine polyline with each corner replaced by an arc of at most `radius` units."
     corners = np.asarray(corners, float)
@@ -75,7 +75,7 @@ def fillet(corners, radius):
         lines.append(centre + (np.sin((1 - t) * sweep) * start + np.sin(t * sweep) * end) / math.sin(sweep))
     return np.vstack(lines)
 
-# %% ../../nbs/car/20_tracks.ipynb #7f7f573d
+# %% ../../nbs/car/20_tracks.ipynb #a219ecde
 def make_track(name, points, half_width=3.0, look="grass", closed=True, rounding=0.0):
     "A `Track` through a polyline (m, 2) in the direction of travel, its corners rounded over about `rounding` units."
     points, spacing = resample(np.asarray(points, float), closed=closed)
@@ -89,7 +89,7 @@ def make_track(name, points, half_width=3.0, look="grass", closed=True, rounding
         curvature = (curvature + np.roll(curvature, 1)) / 2
     return Track(name, np.ascontiguousarray(points), heading, curvature, half_width, spacing, closed, look)
 
-# %% ../../nbs/car/20_tracks.ipynb #e6564d29
+# %% ../../nbs/car/20_tracks.ipynb #5722ae06
 @lru_cache(maxsize=1)
 def track_file():
     "The parsed `data/car/tracks.toml`."
@@ -110,7 +110,7 @@ def named_track(scene, seed=0):
     sketch = sketches[scene]
     return make_track(scene, fillet(sketch["points"], sketch["radius"]), sketch["half_width"], sketch["look"], rounding=1.5)
 
-# %% ../../nbs/car/20_tracks.ipynb #21a720dd
+# %% ../../nbs/car/20_tracks.ipynb #9e65c392
 def separation(track, apart=30.0):
     "The smallest distance between two points of a closed centre line that are at least `apart` units of driving from each other."
     points, step = track.points[::4], 4 * track.spacing
@@ -133,7 +133,7 @@ def random_track(seed, tightest=7.0, half_width=None):
         if 150 < track.length < 300 and np.abs(track.curvature).max() < 1 / tightest and separation(track) > 16:
             return start_on_a_straight(track)
 
-# %% ../../nbs/car/20_tracks.ipynb #59b191d4
+# %% ../../nbs/car/20_tracks.ipynb #acde8bfd
 def start_on_a_straight(track, over=12.0):
     "The same track, beginning in the middle of its straightest `over` units."
     window = round(over / track.spacing)
@@ -153,7 +153,7 @@ def random_road(seed, length=300.0, half_width=3.0):
     points = np.cumsum(np.stack([np.sin(heading), np.cos(heading)], 1) * SPACING, axis=0)
     return make_track("generated_road", points, half_width, "grass", closed=False)
 
-# %% ../../nbs/car/20_tracks.ipynb #1a51f53d
+# %% ../../nbs/car/20_tracks.ipynb #b09e5e7a
 @numba.njit(cache=True)
 def locate(points, heading, spacing, closed, x, z, near, reach):
     """Where (x, z) is along a centre line, searching `reach` points either side of point `near` (all of them if near < 0).

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['INSTALL', 'UpstreamMissing', 'upstream_version', 'within', 'scout', 'UpstreamEnv', 'listening']
 
-# %% ../../nbs/car/52_upstream.ipynb #8c0bf5e8
+# %% ../../nbs/car/52_upstream.ipynb #4c6dda35
 import importlib.metadata
 import logging
 import threading
@@ -17,7 +17,7 @@ from .camera import CameraConfig
 from .environment import CarEnv, Client, Deadlines, Progress, ask_for_road, enter_scene
 from .protocol import PORT, CarError, ConnectionLost, DeadlinePassed, encode, scene_of, telemetry_of
 
-# %% ../../nbs/car/52_upstream.ipynb #ad10f8a0
+# %% ../../nbs/car/52_upstream.ipynb #f5b588aa
 class UpstreamMissing(CarError, ImportError):
     "gym_donkeycar is not installed, or too old."
     status = "no_client"
@@ -33,10 +33,12 @@ def upstream_version(found=None):
     except importlib.metadata.PackageNotFoundError:
         raise UpstreamMissing(f"gym_donkeycar is not installed; {INSTALL}") from None
     if tuple(int(part) for part in found.split(".")[:3] if part.isdecimal()) < (1, 3, 1):
-        raise UpstreamMissing(f"gym_donkeycar {found} is installed, which cannot talk to a current simulator; 1.3.1 or later is needed; {INSTALL}")
+        raise UpstreamMissing(
+            f"gym_donkeycar {found} is installed, which cannot talk to a current simulator; 1.3.1 or later is needed; {INSTALL}"
+        )
     return found
 
-# %% ../../nbs/car/52_upstream.ipynb #8d29b140
+# %% ../../nbs/car/52_upstream.ipynb #3fb7af8b
 def within(seconds, action, what, host, port, phase):
     "The result of `action()`, run in a thread that is given up after `seconds`."
     result = []
@@ -70,7 +72,7 @@ def scout(scene, host, port, deadlines):
     client.close()
     return track
 
-# %% ../../nbs/car/52_upstream.ipynb #7433888b
+# %% ../../nbs/car/52_upstream.ipynb #09d95ea8
 class UpstreamEnv(CarEnv):
     "A simulator through gym_donkeycar: the same actions, observations, episodes and `info` as `DonkeyEnv`."
 
@@ -81,10 +83,25 @@ class UpstreamEnv(CarEnv):
         track = scout(scene_of(scene), host, port, deadlines)
         self.way, self.length, self.half_width = Progress(track, 0), track.length if track else 0.0, track.half_width if track else 3.0
         from gym_donkeycar.envs.donkey_env import DonkeyEnv as Upstream
-        config = {"host": host, "port": port, "max_cte": max_cte, "log_level": logging.WARNING, "car_name": "rlnb", "body_style": "donkey", "body_rgb": (40, 110, 200), "font_size": 60}
-        self.inner = within(deadlines.scene, lambda: Upstream(level=scene_of(scene), conf=config), "an environment", host, port, "loading the scene")
+
+        config = {
+            "host": host,
+            "port": port,
+            "max_cte": max_cte,
+            "log_level": logging.WARNING,
+            "car_name": "rlnb",
+            "body_style": "donkey",
+            "body_rgb": (40, 110, 200),
+            "font_size": 60,
+        }
+        self.inner = within(
+            deadlines.scene, lambda: Upstream(level=scene_of(scene), conf=config), "an environment", host, port, "loading the scene"
+        )
         self.handler = self.inner.viewer.handler
-        for kind, keep in (("telemetry", self.frames), *((kind, self.events) for kind in ("collision_with_starting_line", "missed_checkpoint", "DQ"))):
+        for kind, keep in (
+            ("telemetry", self.frames),
+            *((kind, self.events) for kind in ("collision_with_starting_line", "missed_checkpoint", "DQ")),
+        ):
             self.handler.fns[kind] = listening(keep, self.handler.fns[kind])
 
     def centre_line(self):
@@ -115,7 +132,7 @@ class UpstreamEnv(CarEnv):
         del self.frames[:], self.events[:]
         return frames[-1], np.asarray(image), events, sum(self.way.gain(t) for t in frames)
 
-
+# %% ../../nbs/car/52_upstream.ipynb #1321d6f5
 def listening(store, handler):
     "A message handler that also keeps the message."
     def handle(message):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Vision', 'See', 'Remember', 'Limit', 'FrameSkip', 'DiscretizedActionWrapper', 'with_vision']
 
-# %% ../../nbs/car/55_wrappers.ipynb #3a9f99b1
+# %% ../../nbs/car/55_wrappers.ipynb #377bdd55
 from collections import deque
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import cv2
 import gymnasium as gym
 import numpy as np
 
-# %% ../../nbs/car/55_wrappers.ipynb #9b6d7c89
+# %% ../../nbs/car/55_wrappers.ipynb #1be35ebc
 @dataclass(frozen=True)
 class Vision:
     "What the policy sees and may do."
@@ -27,11 +27,11 @@ class Vision:
     throttle_high: float = 0.6  # throttle at action +1
     slew: float = 0.3  # largest change of steering per decision, share of full lock
 
-# %% ../../nbs/car/55_wrappers.ipynb #a49c87d2
+# %% ../../nbs/car/55_wrappers.ipynb #aeed25d2
 class See(gym.ObservationWrapper):
     "Cropped, shrunk and (if so set) grey images, channels first: uint8 (1 or 3, height, width)."
 
-    def __init__(self, env, vision=Vision()):  # noqa: B008
+    def __init__(self, env, vision=Vision()):
         super().__init__(env)
         self.vision = vision
         self.observation_space = gym.spaces.Box(0, 255, (1 if vision.grey else 3, vision.height, vision.width), np.uint8)
@@ -44,7 +44,7 @@ class See(gym.ObservationWrapper):
         small = cv2.resize(image, (v.width, v.height), interpolation=cv2.INTER_AREA)
         return small.reshape(v.height, v.width, -1).transpose(2, 0, 1)
 
-# %% ../../nbs/car/55_wrappers.ipynb #d7402407
+# %% ../../nbs/car/55_wrappers.ipynb #f1147372
 class Remember(gym.ObservationWrapper):
     "The last `stack` images along the channel axis, oldest first; an episode begins with copies of its first image."
 
@@ -63,11 +63,11 @@ class Remember(gym.ObservationWrapper):
         self.images.append(image)
         return np.concatenate(self.images)
 
-# %% ../../nbs/car/55_wrappers.ipynb #2a17ffb3
+# %% ../../nbs/car/55_wrappers.ipynb #ba3c6401
 class Limit(gym.Wrapper):
     "Actions in -1..1 x -1..1: steering with a limited rate (per decision, shared out over its frames), throttle mapped to a range."
 
-    def __init__(self, env, vision=Vision()):  # noqa: B008
+    def __init__(self, env, vision=Vision()):
         super().__init__(env)
         self.vision, self.steering, self.rate = vision, 0.0, vision.slew / vision.frame_skip  # rate per frame
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -99,7 +99,7 @@ class FrameSkip(gym.Wrapper):
                 break
         return observation, total, terminated, truncated, {**info, "gained": gained}
 
-# %% ../../nbs/car/55_wrappers.ipynb #f6811571
+# %% ../../nbs/car/55_wrappers.ipynb #8954f2ce
 class DiscretizedActionWrapper(gym.ActionWrapper):
     "Action k of a grid: `steering` evenly spaced wheel positions times `throttle` evenly spaced throttles, both over -1..1."
 
@@ -112,8 +112,8 @@ class DiscretizedActionWrapper(gym.ActionWrapper):
     def action(self, index):
         return self.grid[int(index)]
 
-# %% ../../nbs/car/55_wrappers.ipynb #9a53cb84
-def with_vision(env, vision=Vision(), discrete=False):  # noqa: B008
+# %% ../../nbs/car/55_wrappers.ipynb #d30b4834
+def with_vision(env, vision=Vision(), discrete=False):
     "A car environment as a policy meets it: limited actions (or a grid of them), skipped frames, small stacked images."
     env = FrameSkip(Limit(env, vision), vision.frame_skip)
     if discrete:

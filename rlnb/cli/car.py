@@ -13,8 +13,10 @@ from pathlib import Path
 
 from rlnb.lab.errors import LabError
 
-STAND_IN = ("A stand-in for the Unity DonkeyCar simulator: same protocol, no Unity, no display. Its tracks, its car and its pictures are its own; "
-            "what a policy scores here is not what it would score in the real simulator.")
+STAND_IN = (
+    "A stand-in for the Unity DonkeyCar simulator: same protocol, no Unity, no display. Its tracks, its car and its pictures are its own; "
+    "what a policy scores here is not what it would score in the real simulator."
+)
 
 
 def add_car_parser(commands) -> None:
@@ -25,14 +27,28 @@ def add_car_parser(commands) -> None:
     words = car.add_subparsers(dest="car_command", metavar="command", required=True)
 
     def command(name, function, help, example, description=None):
-        sub = words.add_parser(name, help=help, description=description or help[0].upper() + help[1:] + ".", epilog=f"example: {example}", allow_abbrev=False)
+        sub = words.add_parser(
+            name, help=help, description=description or help[0].upper() + help[1:] + ".", epilog=f"example: {example}", allow_abbrev=False
+        )
         sub.set_defaults(function=lambda options: _guarded(function, options), parser=sub)
         return sub
 
     _sim_options(command("sim", sim, "run the stand-in simulator as a server", "rlnb car sim --scene warehouse --realtime", STAND_IN))
-    _train_options(command("train", train, "train a policy, judge it, save it", "rlnb car train --agent ppo --timesteps 5000 --save-dir data/runs/car-first",
-                           "Train a policy, judge it over the wire, save it. Without a simulator at host:port the stand-in is started. " + STAND_IN))
-    sub = command("eval", evaluate, "judge saved policies beside random actions and pure pursuit", "rlnb car eval --model data/runs/car-first/model.zip --scene warehouse --episodes 10")
+    _train_options(
+        command(
+            "train",
+            train,
+            "train a policy, judge it, save it",
+            "rlnb car train --agent ppo --timesteps 5000 --save-dir data/runs/car-first",
+            "Train a policy, judge it over the wire, save it. Without a simulator at host:port the stand-in is started. " + STAND_IN,
+        )
+    )
+    sub = command(
+        "eval",
+        evaluate,
+        "judge saved policies beside random actions and pure pursuit",
+        "rlnb car eval --model data/runs/car-first/model.zip --scene warehouse --episodes 10",
+    )
     sub.add_argument("--model", action="append", default=[], type=Path, metavar="ZIP", help="a saved policy; may be given several times")
     sub.add_argument("--scene", default="generated_track", help="where to drive (default %(default)s)")
     sub.add_argument("--episodes", type=_count, default=10, metavar="K", help="episodes for each driver (default %(default)s)")
@@ -40,8 +56,15 @@ def add_car_parser(commands) -> None:
     sub.add_argument("--json", type=Path, metavar="F", help="write the table there as JSON too")
     _address(sub, "a simulator to drive in (default: a stand-in started for this)")
     _difficulty(sub)
-    sub = command("play", play, "drive by keyboard, or watch pure pursuit or a policy, in the terminal", "rlnb car play --driver pursuit --scene mini_monaco --laps 1")
-    sub.add_argument("--driver", default="pursuit", metavar="D", help="pursuit, keyboard, or the path of a saved policy (default %(default)s)")
+    sub = command(
+        "play",
+        play,
+        "drive by keyboard, or watch pure pursuit or a policy, in the terminal",
+        "rlnb car play --driver pursuit --scene mini_monaco --laps 1",
+    )
+    sub.add_argument(
+        "--driver", default="pursuit", metavar="D", help="pursuit, keyboard, or the path of a saved policy (default %(default)s)"
+    )
     sub.add_argument("--scene", default="generated_track", help="where to drive (default %(default)s)")
     sub.add_argument("--laps", type=_count, default=2, help="stop after so many laps (default %(default)s)")
     sub.add_argument("--seconds", type=float, default=120.0, help="stop after so many seconds (default %(default)s)")
@@ -63,23 +86,39 @@ def _count(text):
 def _address(sub, what):
     sub.add_argument("--host", help=f"address of {what}")
     sub.add_argument("--port", type=int, help="its port (default 9091)")
-    sub.add_argument("--client", choices=["own", "gym-donkeycar"], default="own", help="our client or upstream's gym_donkeycar (1.3.1 or later)")
+    sub.add_argument(
+        "--client", choices=["own", "gym-donkeycar"], default="own", help="our client or upstream's gym_donkeycar (1.3.1 or later)"
+    )
 
 
 def _difficulty(sub):
     sub.add_argument("--latency", type=float, default=0.0, metavar="S", help="seconds from a command to its effect (stand-in only)")
-    sub.add_argument("--image-noise", type=float, default=3.0, metavar="A", help="amplitude of brightness noise, 0-255 (stand-in only, default %(default)s)")
-    sub.add_argument("--camera-hz", type=float, default=20.0, metavar="HZ", help="frames per second of the camera (stand-in only, default %(default)s)")
+    sub.add_argument(
+        "--image-noise",
+        type=float,
+        default=3.0,
+        metavar="A",
+        help="amplitude of brightness noise, 0-255 (stand-in only, default %(default)s)",
+    )
+    sub.add_argument(
+        "--camera-hz", type=float, default=20.0, metavar="HZ", help="frames per second of the camera (stand-in only, default %(default)s)"
+    )
 
 
 def _sim_options(sub):
     sub.add_argument("--host", default="127.0.0.1", help="address to listen at (default %(default)s: this machine only)")
     sub.add_argument("--port", type=int, default=9091, help="port to listen at, 0 for any free one (default %(default)s)")
     sub.add_argument("--scene", default="", help="load this scene for every client (default: the client chooses)")
-    sub.add_argument("--realtime", action="store_true", help="20 frames a second by the clock, as the real simulator; default: lock-step, one frame per control message")
+    sub.add_argument(
+        "--realtime",
+        action="store_true",
+        help="20 frames a second by the clock, as the real simulator; default: lock-step, one frame per control message",
+    )
     sub.add_argument("--seed", type=int, default=0, help="of noise, starts and generated roads (default %(default)s)")
     sub.add_argument("--race-laps", type=int, default=0, metavar="N", help="announce race_start, and race_stop after N laps")
-    sub.add_argument("--max-clients", type=_count, default=8, metavar="N", help="cars at once, each in a world of its own (default %(default)s)")
+    sub.add_argument(
+        "--max-clients", type=_count, default=8, metavar="N", help="cars at once, each in a world of its own (default %(default)s)"
+    )
     _difficulty(sub)
 
 
@@ -89,16 +128,32 @@ def _train_options(sub):
     sub.add_argument("--learning-rate", type=float, metavar="LR")
     sub.add_argument("--save-dir", type=Path, required=True, metavar="DIR", help="where model.zip and result.json go")
     sub.add_argument("--eval-episodes", type=_count, metavar="K", help="episodes to judge by (default 10)")
-    sub.add_argument("--reward", choices=["progress", "speed", "own"], help="what is paid for: progress on the road (default), speed near the centre line, or the environment's own reward")
+    sub.add_argument(
+        "--reward",
+        choices=["progress", "speed", "own"],
+        help="what is paid for: progress on the road (default), speed near the centre line, or the environment's own reward",
+    )
     sub.add_argument("--reward-shaping", action="store_true", help="the same as --reward speed")
     sub.add_argument("--seed", type=int, help="default 1")
     sub.add_argument("--scene", help="where to train and judge (default generated_track)")
-    sub.add_argument("--simulator", choices=["auto", "stand-in", "wire"], help="auto (default): what answers at host:port, else the stand-in, trained in process and judged over the wire")
+    sub.add_argument(
+        "--simulator",
+        choices=["auto", "stand-in", "wire"],
+        help="auto (default): what answers at host:port, else the stand-in, trained in process and judged over the wire",
+    )
     _address(sub, "a simulator")
     _difficulty(sub)
     sub.add_argument("--config", type=Path, metavar="TOML", help="settings instead of data/car/defaults.toml")
-    sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting of that file, such as --set ent_coef=0.01")
-    sub.add_argument("--deadline", type=float, default=1800.0, metavar="S", help="end the trial after so many seconds, whatever it is doing (default %(default)s)")
+    sub.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting of that file, such as --set ent_coef=0.01"
+    )
+    sub.add_argument(
+        "--deadline",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="end the trial after so many seconds, whatever it is doing (default %(default)s)",
+    )
     sub.add_argument("--champion", type=Path, metavar="DIR", help="make the model DIR/champion/model.zip if it is the best so far")
 
 
@@ -109,12 +164,16 @@ def _guarded(function, options) -> int:
         import gymnasium  # noqa: F401
         import numba  # noqa: F401
     except ImportError as error:
-        raise LabError(f"the car wing needs the package {error.name}; install its extra: .venv/bin/pip install -c constraints.txt -e '.[car]'") from error
+        raise LabError(
+            f"the car wing needs the package {error.name}; install its extra: .venv/bin/pip install -c constraints.txt -e '.[car]'"
+        ) from error
     from rlnb.car.protocol import CarError
     try:
         return function(options)
     except ModuleNotFoundError as error:
-        raise LabError(f"this needs the package {error.name}; install the car wing's extra: .venv/bin/pip install -c constraints.txt -e '.[car]'") from error
+        raise LabError(
+            f"this needs the package {error.name}; install the car wing's extra: .venv/bin/pip install -c constraints.txt -e '.[car]'"
+        ) from error
     except CarError as error:
         raise LabError(f"{error.status}: {error}") from error
 
@@ -127,9 +186,24 @@ def sim(options) -> int:
     from rlnb.car.simulator import WorldConfig
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    world = WorldConfig(seed=options.seed, latency=options.latency, image_noise=options.image_noise, camera_hz=options.camera_hz, race_laps=options.race_laps)
-    server = SimulatorServer(ServerConfig(host=options.host, port=options.port, realtime=options.realtime, scene=scene_of(options.scene) if options.scene else "",
-                                          world=world, quit_app=True, max_clients=options.max_clients))
+    world = WorldConfig(
+        seed=options.seed,
+        latency=options.latency,
+        image_noise=options.image_noise,
+        camera_hz=options.camera_hz,
+        race_laps=options.race_laps,
+    )
+    server = SimulatorServer(
+        ServerConfig(
+            host=options.host,
+            port=options.port,
+            realtime=options.realtime,
+            scene=scene_of(options.scene) if options.scene else "",
+            world=world,
+            quit_app=True,
+            max_clients=options.max_clients,
+        )
+    )
     pace = "20 frames a second" if options.realtime else "lock-step"
     print(f"stand-in simulator (not the Unity simulator) on {server.host}:{server.port}, {pace}; Ctrl-C ends it", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
@@ -144,7 +218,22 @@ def train(options) -> int:
     from rlnb.car.runner import load_config, trial
 
     changes = dict(_setting(text) for text in options.set)
-    for name in ("agent", "timesteps", "learning_rate", "eval_episodes", "reward", "seed", "scene", "simulator", "host", "port", "client", "latency", "image_noise", "camera_hz"):
+    for name in (
+        "agent",
+        "timesteps",
+        "learning_rate",
+        "eval_episodes",
+        "reward",
+        "seed",
+        "scene",
+        "simulator",
+        "host",
+        "port",
+        "client",
+        "latency",
+        "image_noise",
+        "camera_hz",
+    ):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)
     if options.reward_shaping:
@@ -160,7 +249,12 @@ def train(options) -> int:
         raise LabError(f"{result['status']}: {result['error']}")
     if options.champion:
         from rlnb.car.champion import ChampionTracker
-        ChampionTracker(options.champion).update_if_better(result["mean_reward"], {"agent": config.agent, "reward": config.reward, "seed": config.seed, **config.algorithm}, result["model_path"])
+
+        ChampionTracker(options.champion).update_if_better(
+            result["mean_reward"],
+            {"agent": config.agent, "reward": config.reward, "seed": config.seed, **config.algorithm},
+            result["model_path"],
+        )
     if result["simulator"] == "stand-in":
         print("trained and judged in the stand-in simulator, not in the real one")
     print(f"drive it: rlnb car play --driver {result['model_path']} --scene {config.scene}")
@@ -188,13 +282,17 @@ class _Bar:
 
     def update(self, line):
         if line.get("validation_laps") is not None:
-            self.note = f"validation: {line['validation_clean']:.0%} clean, {line['validation_progress']:.2f} laps" + (f", {line['validation_lap_time']:.1f} s" if line["validation_laps"] else "")
+            self.note = f"validation: {line['validation_clean']:.0%} clean, {line['validation_progress']:.2f} laps" + (
+                f", {line['validation_lap_time']:.1f} s" if line["validation_laps"] else ""
+            )
         if self.bar is not None:
             self.bar.update(line["step"] - self.bar.n)
             self.bar.set_postfix_str(self.note)
         elif time.monotonic() - self.told > 10:
             self.told = time.monotonic()
-            print(f"step {line['step']}/{self.total}, {line['steps_per_s']:.0f} decisions/s, {self.note or 'no validation yet'}", flush=True)
+            print(
+                f"step {line['step']}/{self.total}, {line['steps_per_s']:.0f} decisions/s, {self.note or 'no validation yet'}", flush=True
+            )
 
     def log(self, text):
         if self.bar is not None:
@@ -212,11 +310,25 @@ def evaluate(options) -> int:
 
     if not options.model and options.no_baselines:
         raise LabError("nothing to judge: name a policy with --model, or leave out --no-baselines")
-    rows = compare(options.scene, options.model, options.episodes, baselines=not options.no_baselines, host=options.host, port=options.port, client=options.client,
-                   latency=options.latency, image_noise=options.image_noise, camera_hz=options.camera_hz, log=lambda line: print(line, file=sys.stderr, flush=True))
+    rows = compare(
+        options.scene,
+        options.model,
+        options.episodes,
+        baselines=not options.no_baselines,
+        host=options.host,
+        port=options.port,
+        client=options.client,
+        latency=options.latency,
+        image_noise=options.image_noise,
+        camera_hz=options.camera_hz,
+        log=lambda line: print(line, file=sys.stderr, flush=True),
+    )
     print(table_text(rows))
     external = options.host or options.port
-    print(f"{options.episodes} episodes each, judged over the wire " + (f"at {options.host or '127.0.0.1'}:{options.port or 9091}" if external else "in the stand-in simulator (not the real one)"))
+    print(
+        f"{options.episodes} episodes each, judged over the wire "
+        + (f"at {options.host or '127.0.0.1'}:{options.port or 9091}" if external else "in the stand-in simulator (not the real one)")
+    )
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     return 0
@@ -224,7 +336,16 @@ def evaluate(options) -> int:
 
 # ---- play
 
-KEYS = {"a": (-0.34, 0), "d": (0.34, 0), "w": (0, 0.05), "s": (0, -0.08), "\x1b[D": (-0.34, 0), "\x1b[C": (0.34, 0), "\x1b[A": (0, 0.05), "\x1b[B": (0, -0.08)}
+KEYS = {
+    "a": (-0.34, 0),
+    "d": (0.34, 0),
+    "w": (0, 0.05),
+    "s": (0, -0.08),
+    "\x1b[D": (-0.34, 0),
+    "\x1b[C": (0.34, 0),
+    "\x1b[A": (0, 0.05),
+    "\x1b[B": (0, -0.08),
+}
 
 
 class _Keyboard:
@@ -280,8 +401,12 @@ def play(options) -> int:
         env = Watch(env, options.laps, options.seconds)
         stack.callback(env.close)
         drive = _drive(env, options, keyboard)
-    print(f"{drive.laps} laps, best {drive.lap_time:.2f} s, {drive.inside:.0%} of the time on the road, left it {drive.off_road} times, ended by: {drive.end}"
-          if drive else "stopped by the driver")
+    print(
+        f"{drive.laps} laps, best {drive.lap_time:.2f} s, {drive.inside:.0%} of the time on the road, left it {drive.off_road} times, "
+        f"ended by: {drive.end}"
+        if drive
+        else "stopped by the driver"
+    )
     return 0
 
 
@@ -323,7 +448,9 @@ def _player(env, options, keyboard):
             from rlnb.car.drivers import PurePursuit
             track = env.unwrapped.centre_line()
             if track is None:
-                raise LabError("--driver pursuit needs the road's centre line, which this simulator does not tell; use --driver keyboard or a policy")
+                raise LabError(
+                    "--driver pursuit needs the road's centre line, which this simulator does not tell; use --driver keyboard or a policy"
+                )
             keyboard = PurePursuit(track)
         chosen = lambda observation, info: env.step(keyboard(info))  # noqa: E731
 
@@ -334,15 +461,21 @@ def _player(env, options, keyboard):
 
 
 def _line(info):
-    return (f"lap {info['lap_count'] + 1}  progress {info['progress']:6.2f}  speed {8 * info['forward_vel']:5.1f} u/s  off the line {info['cte']:+5.2f} u"
-            f"  wheel {info['command'][0]:+.2f}  throttle {info['command'][1]:.2f}")
+    return (
+        f"lap {info['lap_count'] + 1}  progress {info['progress']:6.2f}  speed {8 * info['forward_vel']:5.1f} u/s"
+        f"  off the line {info['cte']:+5.2f} u"
+        f"  wheel {info['command'][0]:+.2f}  throttle {info['command'][1]:.2f}"
+    )
 
 
 def _screen(image, info):
     "The camera's picture in half blocks of colour, two pixels to a character, and a line of numbers under it."
     import cv2
     small = cv2.resize(image, (80, 50), interpolation=cv2.INTER_AREA)
-    rows = ["".join(f"\x1b[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m\u2580" for a, b in zip(small[y], small[y + 1])) + "\x1b[0m" for y in range(0, 50, 2)]
+    rows = [
+        "".join(f"\x1b[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m\u2580" for a, b in zip(small[y], small[y + 1])) + "\x1b[0m"
+        for y in range(0, 50, 2)
+    ]
     return "\x1b[H\x1b[J" + "\n".join(rows) + f"\n{_line(info)}\nw/s throttle, a/d wheel, space: no throttle, q: quit\n"
 
 
@@ -351,8 +484,11 @@ def _screen(image, info):
 def bench(options) -> int:
     from rlnb.car.bench import decision_rate, frame_rate, local_rate, wire_rate
 
-    figures = {"RGB frames/s in process (120 x 160)": frame_rate(options.seconds), "the same without image noise": frame_rate(options.seconds, noise=0.0),
-               "environment steps/s in process": local_rate(options.seconds)}
+    figures = {
+        "RGB frames/s in process (120 x 160)": frame_rate(options.seconds),
+        "the same without image noise": frame_rate(options.seconds, noise=0.0),
+        "environment steps/s in process": local_rate(options.seconds),
+    }
     with simulator_process() as port:
         figures["steps/s over TCP, our client, server in a process of its own"] = wire_rate(options.seconds, port)
     figures["decisions/s of PPO while it learns (8 cars, 2 frames each)"] = decision_rate(options.seconds)
@@ -366,7 +502,12 @@ def bench(options) -> int:
 @contextlib.contextmanager
 def simulator_process(*arguments):
     "A stand-in server in a process of its own; yields its port, and ends it on every path."
-    process = subprocess.Popen([sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         line = process.stdout.readline()
         if " on " not in line:
