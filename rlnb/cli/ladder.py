@@ -34,7 +34,7 @@ class Job:
     "What all rungs of one call share."
     settings: Settings
     gates: Gates
-    say: Callable[[str], None]
+    say: "Terminal"
     fresh: bool = False
     verbose: bool = False
     timesteps: int | None = None
@@ -175,9 +175,9 @@ def packet(job: Job, run: Run, name: str) -> Path:
 
 def train(job: Job, stage: Stage, run: Run, checkpoint: Path | None, total: int, resume: bool) -> None:
     "Executes the training notebook with a progress bar."
-    bar = progress(stage.name, total, job.say)
     source = f" from {near(checkpoint, job.settings.root)}" if checkpoint else ""
     job.say(f"{stage.name}: training {'goes on ' if resume else ''}to {total:,} steps{'' if resume else source}, run {run.id}")
+    bar = progress(stage.name, total, job.say)
     try:
         _notebook(job, run, TRAIN, {"stage": stage.name, "seed": job.settings.seed, "timesteps": total, "resume": resume,
                                     "checkpoint": str(checkpoint or "")}, ["evaluations/best.json"], bar.rows)
@@ -191,6 +191,7 @@ def examine(job: Job, stage: Stage, run: Run) -> Verdict:
     best = run.best_checkpoint()
     if best is None:
         raise LabError(f"{stage.name}: evaluations/best.json of {run.id} names no checkpoint that is on disk; run it again with --fresh")
+    job.say.wait(f"{stage.name}: flying the exam ...")
     _notebook(job, run, EXAM, {"stage": stage.name, "checkpoint": str(best)}, ["evaluations/exam.json"], None)
     exam = run.evaluation("exam")
     metrics = exam.get("metrics") if isinstance(exam, dict) else None
@@ -211,6 +212,28 @@ def _notebook(job: Job, run: Run, name: str, parameters: dict, artefacts: list[s
 
 # ---- what is seen on the terminal
 
+class Terminal:
+    "Lines, and on a terminal also a line that only stands there until the next one comes."
+
+    def __init__(self):
+        self.waiting = False
+
+    def __call__(self, line: str) -> None:
+        self.clear()
+        print(line, flush=True)
+
+    def wait(self, line: str) -> None:
+        if sys.stdout.isatty():
+            self.clear()
+            print(line, end="", flush=True)
+            self.waiting = True
+
+    def clear(self) -> None:
+        if self.waiting:
+            print("\r\033[K", end="", flush=True)
+            self.waiting = False
+
+
 def progress(name: str, total: int, say: Callable[[str], None]):
     "A bar on a terminal, a line every few seconds elsewhere."
     return Bar(name, total) if sys.stdout.isatty() else Lines(name, total, say)
@@ -222,26 +245,29 @@ def _centimetres(row: dict) -> str:
 
 
 class Bar:
-    "tqdm, moved by the rows of the log."
+    "tqdm, moved by the rows of the log. It stands there from the start; the clock starts with the first row, after compilation."
 
     def __init__(self, name: str, total: int):
-        self.name, self.total, self.bar = name, total, None
-
-    def rows(self, rows: list[dict]) -> None:
         from tqdm import tqdm
 
+        self.total, self.moving = total, False
+        width = os.get_terminal_size(sys.stdout.fileno()).columns  # 0 where a terminal has not been told its size
+        self.bar = tqdm(total=total, desc=name, unit=" steps", unit_scale=True, file=sys.stdout, leave=True, smoothing=0.1, mininterval=0,
+                        dynamic_ncols=width > 0, ncols=None if width else 100, nrows=None if width else 20, postfix="starting",
+                        bar_format="{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} steps, {rate_fmt}, {remaining} left{postfix}")
+
+    def rows(self, rows: list[dict]) -> None:
         row = rows[-1]
-        if self.bar is None:
-            width = os.get_terminal_size(sys.stdout.fileno()).columns  # 0 where a terminal has not been told its size
-            self.bar = tqdm(total=self.total, initial=min(rows[0]["step"], self.total), desc=self.name, unit=" steps", unit_scale=True,
-                            file=sys.stdout, dynamic_ncols=width > 0, ncols=None if width else 100, nrows=None if width else 20, leave=True, smoothing=0.1,
-                            bar_format="{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} steps, {rate_fmt}, {remaining} left{postfix}")
         self.bar.set_postfix_str(_centimetres(row), refresh=False)
+        if not self.moving:
+            self.moving = True
+            self.bar.initial = self.bar.n = self.bar.last_print_n = min(rows[0]["step"], self.total)
+            self.bar.start_t = self.bar.last_print_t = time.time()
         self.bar.update(max(min(row["step"], self.total) - self.bar.n, 0))
+        self.bar.refresh()
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
 
 
 class Lines:
@@ -293,7 +319,7 @@ def climb(settings: Settings, start: str | None = None, until: str | None = None
     "Climbs from one stage to another; returns 0 when all passed, 2 when one did not."
     gates = load_gates(settings.gates)
     stages = _chosen(gates, start, until)
-    job = Job(settings, gates, lambda line: print(line, flush=True), fresh, verbose, timesteps)
+    job = Job(settings, gates, Terminal(), fresh, verbose, timesteps)
     for run in recover(settings):
         job.say(f"{run}: its process is gone; it is marked as crashed")
     check_writable(settings.runs, settings.packets, settings.site, settings.state.parent)
@@ -345,6 +371,7 @@ def _conclude(job: Job) -> None:
     "Writes the state, builds the site, and says what came out and where it is. Does not hide an error that is on its way."
     from rlnb.lab.site import publish
 
+    job.say.clear()
     failing = sys.exc_info()[0] is not None
     try:
         State.rebuild(job.settings, [s.name for s in job.gates.ladder()])
