@@ -78,7 +78,7 @@ def crashed(body: Body, airborne: jax.Array) -> jax.Array:
     broken = ~jnp.all(jnp.isfinite(body.position) & jnp.isfinite(body.velocity), axis=-1)
     return outside | grounded | tilted | broken
 
-# %% ../../nbs/tracker/50_environment.ipynb #233c79e3
+# %% ../../nbs/tracker/50_environment.ipynb #a38524c9
 class TrackerEnv(Env):
     "`num_envs` drones that follow reference sequences; a batched `brax.envs.base.Env`."
 
@@ -105,10 +105,12 @@ class TrackerEnv(Env):
         pool = self.draw_pool(pool_key, self.families if families is None else families)
         return self.start(start_key, pool, keep)
 
-    def start(self, rng: jax.Array, pool: Sequences, keep: jax.Array, rows: jax.Array | None = None) -> State:
-        "Start every drone on `rows` (envs,) of a given pool, by default random ones; `rng` is one key, or one per drone."
+    def start(self, rng: jax.Array, pool: Sequences, keep: jax.Array, rows: jax.Array | None = None, ground: jax.Array | None = None) -> State:
+        """Start every drone on `rows` (envs,) of a given pool, by default random ones; `rng` is one key, or one per drone.
+
+        `ground` () bool: all start from the floor with rotors at rest; by default the configured share does."""
         n = self.config.num_envs
-        begin = self._begin(rng, pool, jnp.int32(0), rows)
+        begin = self._begin(rng, pool, jnp.int32(0), rows, ground)
         data = self.simulator.place(self.simulator.template, jnp.ones(n, bool), begin["body"], begin["rotor_rpm"], begin["mass"])
         zero = jnp.zeros(n)
         info = {"pool": pool, "half": jnp.int32(0), "key": keep, "truncation": jnp.zeros(n, bool)} | {
@@ -127,7 +129,8 @@ class TrackerEnv(Env):
         pool = jax.tree.map(lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, half * rows, axis=0), pool, fresh)
         return state.replace(info=state.info | {"pool": pool, "half": half})
 
-    def _begin(self, rng: jax.Array, pool: Sequences, half: jax.Array, rows: jax.Array | None = None) -> dict:
+    def _begin(self, rng: jax.Array, pool: Sequences, half: jax.Array, rows: jax.Array | None = None,
+               ground: jax.Array | None = None) -> dict:
         "Draw the start of an episode for every drone."
         c, n = self.config, self.config.num_envs
         keys = rng if rng.ndim else jax.random.split(rng, n)  # one per drone: its start depends on its own seed alone
@@ -135,7 +138,7 @@ class TrackerEnv(Env):
         share, noise = share[:, :6], 2 * share[:, 6:] - 1
         if rows is None:
             rows = half * c.pool_rows + (share[:, 5] * c.pool_rows).astype(jnp.int32)
-        ground = share[:, 3] < c.ground_share
+        ground = share[:, 3] < c.ground_share if ground is None else jnp.broadcast_to(ground, (n,))
         # A fixed target is met by flying to it, so those sequences always start at their beginning.
         midway = c.auto_reset & (share[:, 0] > c.rest_share) & ~pool.fixed[rows] & ~ground
         step = jnp.where(midway, (share[:, 1] * (pool.length[rows] - 40)).astype(jnp.int32), 0)
