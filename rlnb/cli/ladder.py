@@ -239,31 +239,40 @@ def progress(name: str, total: int, say: Callable[[str], None]):
     return Bar(name, total) if sys.stdout.isatty() else Lines(name, total, say)
 
 
-def _centimetres(row: dict) -> str:
-    error = row.get("position_error")
-    return f"position error {100 * error:.1f} cm" if isinstance(error, (int, float)) else ""
+class Pace:
+    "Speed, time left and position error in words, from the rows of the log."
+
+    def __init__(self, total: int):
+        self.total, self.first = total, None
+
+    def words(self, rows: list[dict]) -> str:
+        now, row = time.monotonic(), rows[-1]
+        self.first = self.first or (now, rows[0]["step"])
+        speed, error = row.get("steps_per_s"), row.get("position_error")
+        if not isinstance(speed, (int, float)):
+            speed = (row["step"] - self.first[1]) / max(now - self.first[0], 1e-9)
+        words = [f"position error {100 * error:.1f} cm"] if isinstance(error, (int, float)) else []
+        if 0 < speed < float("inf"):
+            left = round(max(self.total - row["step"], 0) / speed)
+            words = [f"{speed:,.0f} steps/s", f"{left // 60}:{left % 60:02d} left", *words]
+        return ", ".join(words)
 
 
 class Bar:
-    "tqdm, moved by the rows of the log. It stands there from the start; the clock starts with the first row, after compilation."
+    "tqdm, moved by the rows of the log. It stands there from the start, while the training is still being compiled."
 
     def __init__(self, name: str, total: int):
         from tqdm import tqdm
 
-        self.total, self.moving = total, False
+        self.pace = Pace(total)
         width = os.get_terminal_size(sys.stdout.fileno()).columns  # 0 where a terminal has not been told its size
-        self.bar = tqdm(total=total, desc=name, unit=" steps", unit_scale=True, file=sys.stdout, leave=True, smoothing=0.1, mininterval=0,
-                        dynamic_ncols=width > 0, ncols=None if width else 100, nrows=None if width else 20, postfix="starting",
-                        bar_format="{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} steps, {rate_fmt}, {remaining} left{postfix}")
+        self.bar = tqdm(total=total, desc=name, unit_scale=True, file=sys.stdout, mininterval=0, postfix="starting",
+                        dynamic_ncols=width > 0, ncols=None if width else 100, nrows=None if width else 20,
+                        bar_format="{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} steps{postfix}")
 
     def rows(self, rows: list[dict]) -> None:
-        row = rows[-1]
-        self.bar.set_postfix_str(_centimetres(row), refresh=False)
-        if not self.moving:
-            self.moving = True
-            self.bar.initial = self.bar.n = self.bar.last_print_n = min(rows[0]["step"], self.total)
-            self.bar.start_t = self.bar.last_print_t = time.time()
-        self.bar.update(max(min(row["step"], self.total) - self.bar.n, 0))
+        self.bar.set_postfix_str(self.pace.words(rows), refresh=False)
+        self.bar.n = min(rows[-1]["step"], self.bar.total)
         self.bar.refresh()
 
     def close(self) -> None:
@@ -274,20 +283,13 @@ class Lines:
     "Plain lines, for logs and pipes."
 
     def __init__(self, name: str, total: int, say: Callable[[str], None], every: float = 5.0):
-        self.name, self.total, self.say, self.every, self.last, self.first = name, total, say, every, 0.0, None
+        self.name, self.total, self.say, self.every, self.last, self.pace = name, total, say, every, float("-inf"), Pace(total)
 
     def rows(self, rows: list[dict]) -> None:
-        now, row = time.monotonic(), rows[-1]
-        self.first = self.first or (now, rows[0]["step"])
-        if now - self.last < self.every:
-            return
-        self.last, speed = now, row.get("steps_per_s")
-        if not isinstance(speed, (int, float)) and now > self.first[0]:
-            speed = (row["step"] - self.first[1]) / (now - self.first[0])
-        parts = [f"{row['step']:,} / {self.total:,} steps"]
-        if isinstance(speed, (int, float)) and speed > 0:
-            parts += [f"{speed:,.0f} steps/s", f"{max(self.total - row['step'], 0) / speed:.0f} s left"]
-        self.say(f"{self.name}: " + ", ".join([*parts, *filter(None, [_centimetres(row)])]))
+        words = self.pace.words(rows)
+        if time.monotonic() - self.last >= self.every or rows[-1]["step"] >= self.total:
+            self.last = time.monotonic()
+            self.say(f"{self.name}: {rows[-1]['step']:,} / {self.total:,} steps, {words}")
 
     def close(self) -> None:
         pass
