@@ -246,7 +246,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
     "All settings as `RLNB_...` variables, for a child process."
     return {f"RLNB_{name.upper()}": shown(settings, name) for name in SETTINGS}
 
-# %% ../../nbs/lab/10_settings.ipynb #ad4f4f06
+# %% ../../nbs/lab/10_settings.ipynb #dfe70ff7
 def settings_text(settings: Settings) -> str:
     "A table for the terminal."
     rows = [("setting", "value", "from", "what it is for"), *settings_rows(settings)]
@@ -261,3 +261,4 @@ def _settings_html(self) -> str:
 
 
 Settings._repr_html_ = _settings_html
+Settings.__repr__ = settings_text
