@@ -186,6 +186,8 @@ def test_ids_and_names(project):
         Run.open("hover", settings)
     with pytest.raises(LabError, match="no such run"):
         Run.open("hoover-2026", settings)
+    with pytest.raises(LabError, match="no run was named"):
+        Run.open("", settings)
     with pytest.raises(LabError, match="none of"):
         made[0].update(status="finished")
     with pytest.raises(LabError, match="no name"):

@@ -309,10 +309,12 @@ def _claim(aside: Path, name: str, record: dict) -> Path:
     shutil.rmtree(aside, ignore_errors=True)
     raise LabError(f"cannot create run {name} in {aside.parent}: clear some runs away or use another --runs folder")
 
-# %% ../../nbs/lab/20_runs.ipynb #8995911b
+# %% ../../nbs/lab/20_runs.ipynb #be262474
 @patch(cls_method=True)
 def open(cls: Run, folder_or_id, settings: Settings | None = None, writer: bool = False) -> Run:
     "An existing run. `folder_or_id` may be its folder, its id or an unambiguous beginning of the id."
+    if not str(folder_or_id):
+        raise LabError("no run was named: give its folder or its id ('rlnb runs' lists them), or make one with Run.create(...)")
     folder = Path(folder_or_id)
     if not (folder / "run.json").is_file():
         settings = settings or load_settings()
