@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['random_driver', 'judge_driver', 'compare', 'table_text']
 
-# %% ../../nbs/car/92_compare.ipynb #30ce0f34
+# %% ../../nbs/car/92_compare.ipynb #d5c1ce77
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from .runner import connect, judge_policy, load_config, load_model, vision_besid
 from .server import ServerConfig, SimulatorServer
 from .simulator import WorldConfig
 
-# %% ../../nbs/car/92_compare.ipynb #65a3471c
+# %% ../../nbs/car/92_compare.ipynb #03d06e09
 def random_driver(seed):
     "A driver of random actions within the policies' limits."
     rng = np.random.default_rng(seed)
@@ -40,19 +40,21 @@ def judge_driver(config, make, episodes, port=None):
         env.close()
         wait_until_gone(env)
 
-# %% ../../nbs/car/92_compare.ipynb #5f4ec5d4
+# %% ../../nbs/car/92_compare.ipynb #805a58ae
 def compare(scene, models=(), episodes=10, baselines=True, host=None, port=None, client="own", log=print, **difficulty):
-    "Rows {driver, clean, laps, ...} for baselines and saved policies on a scene; `difficulty`: latency, image_noise, camera_hz of the stand-in."
+    """Rows {driver, clean, laps, ...} for baselines and saved policies on a scene.
+
+    `difficulty`: latency, image_noise, camera_hz of the stand-in.
+    """
     wired = (port or PORT) if host or port else None
     base = load_config(scene=scene_of(scene), host=host or "127.0.0.1", client=client, **difficulty)
-    rows = []
+    rows, loaded = [], [load_model(path) for path in models]  # a file that is no policy is named before anything drives
     makers = {"random actions": lambda track, k: random_driver(k), "pure pursuit": lambda track, k: PurePursuit(track)}
     for name, make in makers.items() if baselines else ():
         log(f"{name} ...")
         rows.append({"driver": name, **score(judge_driver(base, make, episodes, wired))})
-    for path in models:
+    for path, model in zip(models, loaded):
         log(f"{path} ...")
-        model = load_model(path)
         config = replace(base, agent="dqn" if hasattr(model.action_space, "n") else "ppo", vision=vision_beside(path))
         rewards, drives = judge_policy(config, model, episodes, config.host, wired)
         rows.append({"driver": f"{config.agent} {Path(path).parent.name}", "mean_reward": float(np.mean(rewards)), **score(drives)})
@@ -61,7 +63,16 @@ def compare(scene, models=(), episodes=10, baselines=True, host=None, port=None,
 
 def table_text(rows):
     "The rows as aligned text."
-    shown = (("driver", "<28", ""), ("clean", ">6", ".0%"), ("laps", ">5", ".1f"), ("progress", ">9", ".2f"), ("inside", ">7", ".1%"), ("widest", ">7", ".2f"), ("lap_time", ">9", ".2f"), ("speed", ">6", ".1f"))
+    shown = (
+        ("driver", "<28", ""),
+        ("clean", ">6", ".0%"),
+        ("laps", ">5", ".1f"),
+        ("progress", ">9", ".2f"),
+        ("inside", ">7", ".1%"),
+        ("widest", ">7", ".2f"),
+        ("lap_time", ">9", ".2f"),
+        ("speed", ">6", ".1f"),
+    )
     text = lambda value, form: "-" if isinstance(value, float) and not math.isfinite(value) else format(value, form)  # noqa: E731
     lines = [" ".join(format(name, width) for name, width, _ in shown)]
     return "\n".join(lines + [" ".join(format(text(row[name], form), width) for name, width, form in shown) for row in rows])

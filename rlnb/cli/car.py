@@ -1,6 +1,7 @@
 """`rlnb car`: the stand-in simulator, training, judging, playing and measuring. Torch and Numba are imported only by what needs them."""
 import argparse
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -159,21 +160,12 @@ def _train_options(sub):
 
 def _guarded(function, options) -> int:
     "Runs a command; what the wing calls an error becomes one line."
-    try:
-        import cv2  # noqa: F401
-        import gymnasium  # noqa: F401
-        import numba  # noqa: F401
-    except ImportError as error:
-        raise LabError(
-            f"the car wing needs the package {error.name}; install its extra: .venv/bin/pip install -c constraints.txt -e '.[car]'"
-        ) from error
+    missing = [name for name in ("cv2", "gymnasium", "numba", "stable_baselines3", "torch") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LabError(f"the car wing needs {', '.join(missing)}; install its extra: .venv/bin/pip install -c constraints.txt -e '.[car]'")
     from rlnb.car.protocol import CarError
     try:
         return function(options)
-    except ModuleNotFoundError as error:
-        raise LabError(
-            f"this needs the package {error.name}; install the car wing's extra: .venv/bin/pip install -c constraints.txt -e '.[car]'"
-        ) from error
     except CarError as error:
         raise LabError(f"{error.status}: {error}") from error
 
