@@ -250,7 +250,7 @@ class Pace:
         self.first = self.first or (now, rows[0]["step"])
         speed, error = row.get("steps_per_s"), row.get("position_error")
         if not isinstance(speed, (int, float)):
-            speed = (row["step"] - self.first[1]) / max(now - self.first[0], 1e-9)
+            speed = (row["step"] - self.first[1]) / (now - self.first[0]) if now > self.first[0] + 1 else 0
         words = [f"position error {100 * error:.1f} cm"] if isinstance(error, (int, float)) else []
         if 0 < speed < float("inf"):
             left = round(max(self.total - row["step"], 0) / speed)
