@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['per_second', 'frame_rate', 'driving', 'local_rate', 'wire_rate', 'decision_rate']
 
-# %% ../../nbs/car/94_bench.ipynb #848791eb
+# %% ../../nbs/car/94_bench.ipynb #a36fd12d
 import time
 
 from .camera import Camera
@@ -14,7 +14,7 @@ from .runner import load_config, make_model, training_env
 from .server import ServerConfig, SimulatorServer
 from .simulator import WorldConfig, site
 
-# %% ../../nbs/car/94_bench.ipynb #e053dcae
+# %% ../../nbs/car/94_bench.ipynb #0349378a
 def per_second(action, seconds):
     "How often per second `action()` runs, after a first call that does not count."
     action()
@@ -52,7 +52,7 @@ def local_rate(seconds=2.0):
 
 
 def wire_rate(seconds=2.0, port=None):
-    "Environment steps per second over TCP with our client, at a server on this machine (one in a thread of this process if no port is given)."
+    "Environment steps per second over TCP with our client, at a server on this machine (in this process if no port is given)."
     if port is None:
         with SimulatorServer(ServerConfig(port=0)) as server:
             return wire_rate(seconds, server.port)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['random_driver', 'judge_driver', 'compare', 'table_text']
 
-# %% ../../nbs/car/92_compare.ipynb #d5c1ce77
+# %% ../../nbs/car/92_compare.ipynb #650a7aab
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from .runner import connect, judge_policy, load_config, load_model, vision_besid
 from .server import ServerConfig, SimulatorServer
 from .simulator import WorldConfig
 
-# %% ../../nbs/car/92_compare.ipynb #03d06e09
+# %% ../../nbs/car/92_compare.ipynb #4ac4195a
 def random_driver(seed):
     "A driver of random actions within the policies' limits."
     rng = np.random.default_rng(seed)
@@ -40,7 +40,7 @@ def judge_driver(config, make, episodes, port=None):
         env.close()
         wait_until_gone(env)
 
-# %% ../../nbs/car/92_compare.ipynb #805a58ae
+# %% ../../nbs/car/92_compare.ipynb #77012e7f
 def compare(scene, models=(), episodes=10, baselines=True, host=None, port=None, client="own", log=print, **difficulty):
     """Rows {driver, clean, laps, ...} for baselines and saved policies on a scene.
 
@@ -56,8 +56,8 @@ def compare(scene, models=(), episodes=10, baselines=True, host=None, port=None,
     for path, model in zip(models, loaded):
         log(f"{path} ...")
         config = replace(base, agent="dqn" if hasattr(model.action_space, "n") else "ppo", vision=vision_beside(path))
-        rewards, drives = judge_policy(config, model, episodes, config.host, wired)
-        rows.append({"driver": f"{config.agent} {Path(path).parent.name}", "mean_reward": float(np.mean(rewards)), **score(drives)})
+        rewards, ends = judge_policy(config, model, episodes, config.host, wired)
+        rows.append({"driver": f"{config.agent} {Path(path).parent.name}", "mean_reward": float(np.mean(rewards)), **score([end["drive"] for end in ends])})
     return rows
 
 

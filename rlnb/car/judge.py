@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Drive', 'Watch', 'score', 'drive_episode']
 
-# %% ../../nbs/car/70_judge.ipynb #c178ba59
+# %% ../../nbs/car/70_judge.ipynb #500a4fe3
 import math
 from dataclasses import asdict, dataclass
 
@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 
-# %% ../../nbs/car/70_judge.ipynb #66e21738
+# %% ../../nbs/car/70_judge.ipynb #17353f52
 @dataclass(frozen=True)
 class Drive:
     "One episode, summed up."
@@ -29,43 +29,38 @@ class Drive:
     clean: bool  # all laps asked for were driven and the road was never left
     end: str  # why it ended: "laps", "time", or the environment's reason
 
-# %% ../../nbs/car/70_judge.ipynb #830665e7
+# %% ../../nbs/car/70_judge.ipynb #4df2a41c
 class Watch(gym.Wrapper):
     """Sums up each episode in `info['drive']` at its end, after `laps` complete laps or `seconds` s at the latest.
 
-    `trace` holds the last episode's frames: cte, speed (units/s), steering, throttle, x, z (units), progress (laps).
+    `info['trace']` holds its frames (n, 7): cte, speed (units/s), steering, throttle, x, z (units), progress (laps);
+    `info['pictures']` what the camera saw every two seconds.
     """
 
     frame = 0.05  # s
 
     def __init__(self, env, laps=2, seconds=90.0):
         super().__init__(env)
-        self.laps, self.limit, self.trace = laps, round(seconds / self.frame), []
+        self.laps, self.limit = laps, round(seconds / self.frame)
 
     def reset(self, **options):
         observation, info = self.env.reset(**options)
-        self.trace, self.times = [], []
+        self.trace, self.times, self.pictures = [], [], [self.env.unwrapped.image]
         return observation, info
 
     def step(self, action):
         observation, reward, terminated, truncated, info = self.env.step(action)
         if info["lap_count"] > len(self.times):
             self.times.append(info["last_lap_time"])
-        self.trace.append(
-            (
-                info["cte"],
-                8 * info["forward_vel"],
-                info["command"][0],
-                info["command"][1],
-                8 * info["pos"][0],
-                8 * info["pos"][2],
-                info["progress"],
-            )
-        )
+        place = 8 * info["pos"][0], 8 * info["pos"][2], info["progress"]
+        self.trace.append((info["cte"], 8 * info["forward_vel"], *info["command"], *place))
+        if len(self.trace) % 40 == 0:
+            self.pictures = [*self.pictures[-79:], self.env.unwrapped.image]
         done = info["lap_count"] >= self.laps
         truncated = truncated or done or len(self.trace) >= self.limit
         if terminated or truncated:
-            info = {**info, "drive": self.sum_up(info, "laps" if done else info["over"] if terminated else "time")}
+            drive = self.sum_up(info, "laps" if done else info["over"] if terminated else "time")
+            info = {**info, "drive": drive, "trace": np.array(self.trace), "pictures": self.pictures}
         return observation, reward, terminated, truncated, info
 
     def sum_up(self, info, end):
@@ -85,7 +80,7 @@ class Watch(gym.Wrapper):
             end=end,
         )
 
-# %% ../../nbs/car/70_judge.ipynb #24b5d674
+# %% ../../nbs/car/70_judge.ipynb #5c4038c8
 def score(drives):
     "A dict of means over drives: what a policy is chosen and reported by."
     table = pd.DataFrame([asdict(d) for d in drives])

@@ -8,7 +8,7 @@ __all__ = ['REWARDS', 'TrainConfig', 'load_config', 'dressed', 'Roaming', 'local
            'answers', 'wait_until_gone', 'judge_policy', 'pursuit_lap_time', 'train', 'conclude', 'write_json',
            'load_model', 'vision_beside', 'run_trial', 'config_of', 'trial', 'trial_main']
 
-# %% ../../nbs/car/90_runner.ipynb #32daf612
+# %% ../../nbs/car/90_runner.ipynb #7c4a127b
 import json
 import math
 import os
@@ -40,7 +40,7 @@ from .simulator import WorldConfig
 from .tracks import ROOT
 from .wrappers import Vision, with_vision
 
-# %% ../../nbs/car/90_runner.ipynb #4e0e0027
+# %% ../../nbs/car/90_runner.ipynb #8861dd4c
 @dataclass(frozen=True)
 class TrainConfig:
     "A trial."
@@ -73,7 +73,10 @@ class TrainConfig:
 
 
 def load_config(path=None, **changes):
-    "A `TrainConfig` from a TOML file (the recorded defaults) with changes; a change named like a field of `Vision` or of the algorithm goes there."
+    """A `TrainConfig` from a TOML file (the recorded defaults) with changes.
+
+    A change named like a field of `Vision` or of the algorithm goes there.
+    """
     data = tomllib.loads(Path(path or ROOT / "data" / "car" / "defaults.toml").read_text())
     agent = changes.get("agent") or data["train"]["agent"]
     if agent not in ("ppo", "dqn"):
@@ -81,15 +84,23 @@ def load_config(path=None, **changes):
     train, vision, algorithm = dict(data["train"]), dict(data["vision"]), dict(data[agent])
     train |= {key: tuple(train[key]) for key in ("train_scenes", "validation_scenes") if key in train}
     for name, value in changes.items():
-        known = {"train": {f.name for f in fields(TrainConfig)} - {"vision", "algorithm"}, "vision": {f.name for f in fields(Vision)}, "algorithm": set(data[agent])}
+        known = {
+            "train": {f.name for f in fields(TrainConfig)} - {"vision", "algorithm"},
+            "vision": {f.name for f in fields(Vision)},
+            "algorithm": set(data[agent]),
+        }
         target = next((d for key, d in (("train", train), ("vision", vision), ("algorithm", algorithm)) if name in known[key]), None)
         if target is None:
             raise ValueError(f"unknown setting {name!r} for {agent}; known: {', '.join(sorted(set().union(*known.values())))}")
         target[name] = value
     return TrainConfig(**train, vision=Vision(**vision), algorithm=algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #31682700
-REWARDS = {"own": lambda env, max_cte: env, "speed": lambda env, max_cte: SpeedRewardWrapper(env, max_cte), "progress": lambda env, max_cte: ProgressRewardWrapper(env, max_cte)}
+# %% ../../nbs/car/90_runner.ipynb #d305b3fc
+REWARDS = {
+    "own": lambda env, max_cte: env,
+    "speed": lambda env, max_cte: SpeedRewardWrapper(env, max_cte),
+    "progress": lambda env, max_cte: ProgressRewardWrapper(env, max_cte),
+}
 
 
 def dressed(env, config, laps, seconds):
@@ -116,7 +127,14 @@ class Roaming(gym.Wrapper):
 
 def local_env(config, scene, number, training):
     "A bare in-process environment of the trial."
-    world = WorldConfig(scene=scene, seed=1000 * config.seed + number, latency=config.latency, image_noise=config.image_noise, camera_hz=config.camera_hz, random_start=training)
+    world = WorldConfig(
+        scene=scene,
+        seed=1000 * config.seed + number,
+        latency=config.latency,
+        image_noise=config.image_noise,
+        camera_hz=config.camera_hz,
+        random_start=training,
+    )
     env = LocalEnv(world, config.max_cte)
     if training and config.edge:
         env.max_cte = min(config.max_cte, config.edge * env.half_width)
@@ -133,13 +151,15 @@ def training_env(config):
 
     return DummyVecEnv([lambda number=number: one(number) for number in range(config.cars)])
 
-# %% ../../nbs/car/90_runner.ipynb #b5f41438
+# %% ../../nbs/car/90_runner.ipynb #2a3ecc8e
 class SmallCnn(BaseFeaturesExtractor):
     "Features (batch, 128) of stacked small images (batch, channels, height, width)."
 
     def __init__(self, space, features_dim=128):
         super().__init__(space, features_dim)
-        self.see = torch.nn.Sequential(torch.nn.Conv2d(space.shape[0], 16, 8, 4), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 4, 2), torch.nn.ReLU(), torch.nn.Flatten())
+        self.see = torch.nn.Sequential(
+            torch.nn.Conv2d(space.shape[0], 16, 8, 4), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 4, 2), torch.nn.ReLU(), torch.nn.Flatten()
+        )
         with torch.no_grad():
             width = self.see(torch.zeros(1, *space.shape)).shape[1]
         self.dense = torch.nn.Sequential(torch.nn.Linear(width, features_dim), torch.nn.ReLU())
@@ -156,7 +176,7 @@ def make_model(config, env):
     kind = {"ppo": PPO, "dqn": DQN}[config.agent]
     return kind("CnnPolicy", env, policy_kwargs=policy, seed=config.seed, device="cpu", verbose=0, **algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #85edca93
+# %% ../../nbs/car/90_runner.ipynb #d676782e
 class Diverged(CarError):
     "The network's weights or outputs are no longer finite."
     status = "diverged"
@@ -173,10 +193,11 @@ class Overdue(CarError):
 
 
 def rank(result):
-    "What a checkpoint is chosen by: clean drives, then laps, then distance, then time; larger is better."
-    return result["clean"], result["laps"], round(result["inside"] * result["progress"], 2), -result["lap_time"] if math.isfinite(result["lap_time"]) else -1e9
+    "What a checkpoint is chosen by: clean drives, then laps, then lap time, then distance on the road; larger is better."
+    hurry = -result["lap_time"] if math.isfinite(result["lap_time"]) else -1e9
+    return result["clean"], result["laps"], hurry, result["inside"] * result["progress"]
 
-# %% ../../nbs/car/90_runner.ipynb #fc6e5b18
+# %% ../../nbs/car/90_runner.ipynb #935128a4
 class Supervisor(BaseCallback):
     "Validates, keeps the best weights, reports, and ends training that is hopeless, overdue or good enough."
 
@@ -204,8 +225,15 @@ class Supervisor(BaseCallback):
 
     def report(self, **more):
         rewards = [e["r"] for e in self.model.ep_info_buffer] if self.model.ep_info_buffer else []
-        self.on_progress({"step": self.num_timesteps, "total_steps": self.config.timesteps, "steps_per_s": self.num_timesteps / max(1e-9, time.monotonic() - self.began),
-                          "episode_reward": float(np.mean(rewards)) if rewards else None, **more})
+        self.on_progress(
+            {
+                "step": self.num_timesteps,
+                "total_steps": self.config.timesteps,
+                "steps_per_s": self.num_timesteps / max(1e-9, time.monotonic() - self.began),
+                "episode_reward": float(np.mean(rewards)) if rewards else None,
+                **more,
+            }
+        )
 
     def validate(self):
         weights = self.model.get_parameters()
@@ -215,25 +243,34 @@ class Supervisor(BaseCallback):
         self.history.append({"step": self.num_timesteps, "seconds": time.monotonic() - self.began, **result})
         self.good = self.good + 1 if result["clean"] == 1 and result["lap_time"] <= self.target else 0
         if self.best_rank is None or rank(result) >= self.best_rank:
-            self.best, self.best_rank, self.best_step = {"policy": {k: v.clone() for k, v in weights["policy"].items()}}, rank(result), self.num_timesteps
+            self.best, self.best_rank, self.best_step = (
+                {"policy": {k: v.clone() for k, v in weights["policy"].items()}},
+                rank(result),
+                self.num_timesteps,
+            )
         self.report(**{f"validation_{k}": result[k] for k in ("clean", "laps", "progress", "lap_time", "inside")})
 
-
+# %% ../../nbs/car/90_runner.ipynb #dfded54a
 def validation_drives(config, model, repeats=4):
     "Drives of the policy, in process and without exploration, on the validation scenes."
     scenes = (config.validation_scenes or (config.scene,)) * (1 if config.validation_scenes else repeats)
-    env = DummyVecEnv([lambda i=i, scene=scene: dressed(local_env(config, scene, 500 + i, False), config, config.laps, 75.0) for i, scene in enumerate(scenes)])
-    return judged(model, env, len(scenes))[2]
+    env = DummyVecEnv(
+        [
+            lambda i=i, scene=scene: dressed(local_env(config, scene, 500 + i, False), config, config.laps, 75.0)
+            for i, scene in enumerate(scenes)
+        ]
+    )
+    return [end["drive"] for end in judged(model, env, len(scenes))[1]]
 
 
 def judged(model, env, episodes):
-    "`evaluate_policy`, and the `Drive` of each episode: returns rewards (episodes,), lengths and drives."
-    drives = []
-    keep = lambda local, _: drives.append(local["info"]["drive"]) if local["done"] else None  # noqa: E731
-    rewards, lengths = evaluate_policy(model, env, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, callback=keep)
-    return rewards, lengths, drives
+    "`evaluate_policy`, and how each episode ended: returns rewards (episodes,) and the last `info` of each."
+    ends = []
+    keep = lambda local, _: ends.append(local["info"]) if local["done"] else None  # noqa: E731
+    rewards, _ = evaluate_policy(model, env, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, callback=keep)
+    return rewards, ends
 
-# %% ../../nbs/car/90_runner.ipynb #510fc6fb
+# %% ../../nbs/car/90_runner.ipynb #87261ddc
 def connect(config, scene, port, deadlines=Deadlines()):  # noqa: B008
     "A bare environment over the wire, by our client or upstream's."
     if config.client == "gym-donkeycar":
@@ -262,9 +299,9 @@ def wait_until_gone(env, server=None):
     while server.sessions and time.monotonic() < end:
         time.sleep(0.01)
 
-# %% ../../nbs/car/90_runner.ipynb #5ff96e4c
+# %% ../../nbs/car/90_runner.ipynb #9dd09b62
 def judge_policy(config, model, episodes, host=None, port=None):
-    "Judge a policy on `config.scene`: over the wire at host:port, or at a stand-in started for it. Returns rewards and drives."
+    "Judge a policy on `config.scene`: over the wire at host:port, or at a stand-in started for it. Returns rewards and last infos."
     server = None
     if port is None:
         world = WorldConfig(seed=777 + config.seed, latency=config.latency, image_noise=config.image_noise, camera_hz=config.camera_hz)
@@ -277,11 +314,11 @@ def judge_policy(config, model, episodes, host=None, port=None):
 def _judge_at(config, model, episodes, host, port, clients, server):
     env = DummyVecEnv([lambda: dressed(connect(replace(config, host=host), config.scene, port), config, config.laps, 75.0)] * clients)
     try:
-        rewards, _, drives = judged(model, env, episodes)
+        rewards, ends = judged(model, env, episodes)
     finally:
         env.close()
         wait_until_gone(env.envs[0], server)
-    return rewards, drives
+    return rewards, ends
 
 
 def pursuit_lap_time(config):
@@ -294,17 +331,25 @@ def pursuit_lap_time(config):
         times.append(drive.lap_time)
     return float(np.mean(times)) if np.isfinite(times).all() else math.inf
 
-# %% ../../nbs/car/90_runner.ipynb #240f98aa
+# %% ../../nbs/car/90_runner.ipynb #5f0adf15
 def train(config, save_dir, log=print, on_progress=None):
     "Run a trial; returns its result. Raises `CarError` (with `status`) or what else went wrong; the environment is closed on every path."
     save_dir, began, config = Path(save_dir), time.monotonic(), replace(config, scene=scene_of(config.scene))
     save_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(config.threads)
     wired = config.simulator == "wire" or (config.simulator == "auto" and answers(config.host, config.port))
-    where = f"a simulator at {config.host}:{config.port}, over the wire" if wired else f"the stand-in simulator, {config.cars} cars in process"
+    where = (
+        f"a simulator at {config.host}:{config.port}, over the wire" if wired else f"the stand-in simulator, {config.cars} cars in process"
+    )
     log(f"[SB3 Runner] agent={config.agent} reward={config.reward} scene={config.scene} seed={config.seed}: training in {where}")
-    env = DummyVecEnv([lambda: dressed(connect(config, config.scene, config.port), config, 10**6, config.episode_seconds)]) if wired else training_env(config)
-    supervisor = Supervisor(replace(config, select_every=0) if wired else config, math.inf if wired else pursuit_lap_time(config), on_progress)
+    env = (
+        DummyVecEnv([lambda: dressed(connect(config, config.scene, config.port), config, 10**6, config.episode_seconds)])
+        if wired
+        else training_env(config)
+    )
+    supervisor = Supervisor(
+        replace(config, select_every=0) if wired else config, math.inf if wired else pursuit_lap_time(config), on_progress
+    )
     try:
         model = make_model(config, env)
         model.learn(total_timesteps=config.timesteps, callback=supervisor)
@@ -316,12 +361,13 @@ def train(config, save_dir, log=print, on_progress=None):
     learned = time.monotonic() - began
     if supervisor.best is not None:
         model.set_parameters(supervisor.best, exact_match=False)
-    rewards, drives = judge_policy(config, model, config.eval_episodes, config.host, config.port if wired else None)
+    rewards, ends = judge_policy(config, model, config.eval_episodes, config.host, config.port if wired else None)
+    drives = [end["drive"] for end in ends]
     if not np.isfinite(rewards).all():
         raise Diverged(f"evaluation rewards are not finite: {rewards}")
     return conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log)
 
-# %% ../../nbs/car/90_runner.ipynb #3adc6378
+# %% ../../nbs/car/90_runner.ipynb #03f3f216
 def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log):
     "Save the model, read it back, write `result.json`, print the runner's lines."
     path = save_dir / "model.zip"
@@ -330,23 +376,47 @@ def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learne
     probe = model.observation_space.sample()
     if not np.array_equal(again.predict(probe, deterministic=True)[0], model.predict(probe, deterministic=True)[0]):
         raise CarError(f"{path} was saved but, read back, decides otherwise")
-    result = {"status": "ok", "mean_reward": float(np.mean(rewards)), "std_reward": float(np.std(rewards)), "timesteps": int(supervisor.num_timesteps), "best_step": int(supervisor.best_step),
-              "train_seconds": round(learned, 2), "score": score(drives), "pursuit_lap_time": supervisor.target, "model_path": str(path), "trained": "over the wire" if wired else "in process",
-              "judged": f"over the wire at {config.host}:{config.port}" if wired else "over the wire, at a stand-in simulator started for it", "simulator": "external" if wired else "stand-in",
-              "config": asdict(config), "drives": [asdict(d) for d in drives], "validation": supervisor.history}
+    result = {
+        "status": "ok",
+        "mean_reward": float(np.mean(rewards)),
+        "std_reward": float(np.std(rewards)),
+        "timesteps": int(supervisor.num_timesteps),
+        "best_step": int(supervisor.best_step),
+        "train_seconds": round(learned, 2),
+        "score": score(drives),
+        "pursuit_lap_time": supervisor.target,
+        "model_path": str(path),
+        "trained": "over the wire" if wired else "in process",
+        "judged": f"over the wire at {config.host}:{config.port}" if wired else "over the wire, at a stand-in simulator started for it",
+        "simulator": "external" if wired else "stand-in",
+        "config": asdict(config),
+        "drives": [asdict(d) for d in drives],
+        "validation": supervisor.history,
+    }
     write_json(save_dir / "result.json", result)
     s = result["score"]
     log(f"[SB3 Runner] mean_reward={result['mean_reward']:.4f}")
     log(f"[SB3 Runner] std_reward={result['std_reward']:.4f}")
     log(f"[SB3 Runner] timesteps={result['timesteps']}")
-    log(f"[SB3 Runner] judged {result['judged']}: clean={s['clean']:.2f} laps={s['laps']:.2f} lap_time={s['lap_time']:.2f} inside={s['inside']:.3f} (pure pursuit laps in {supervisor.target:.2f} s)")
+    log(
+        f"[SB3 Runner] judged {result['judged']}: clean={s['clean']:.2f} laps={s['laps']:.2f} lap_time={s['lap_time']:.2f} "
+        f"inside={s['inside']:.3f} (pure pursuit laps in {supervisor.target:.2f} s)"
+    )
     log(f"[SB3 Runner] model={path}")
     return result
 
-
+# %% ../../nbs/car/90_runner.ipynb #85cb622c
 def write_json(path, data):
     "Write a JSON file in one step; NaN and infinity become null."
-    tidy = lambda v: {k: tidy(x) for k, x in v.items()} if isinstance(v, dict) else [tidy(x) for x in v] if isinstance(v, list | tuple) else None if isinstance(v, float) and not math.isfinite(v) else v  # noqa: E731
+    tidy = lambda v: (  # noqa: E731
+        {k: tidy(x) for k, x in v.items()}
+        if isinstance(v, dict)
+        else [tidy(x) for x in v]
+        if isinstance(v, list | tuple)
+        else None
+        if isinstance(v, float) and not math.isfinite(v)
+        else v
+    )
     aside = path.with_suffix(".json.next")
     aside.write_text(json.dumps(tidy(data), indent=1))
     os.replace(aside, path)
@@ -362,7 +432,7 @@ def load_model(path):
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CarError(f"{path} is no saved policy: {error}; train one with: rlnb car train --save-dir DIR") from error
 
-# %% ../../nbs/car/90_runner.ipynb #82e2c9ca
+# %% ../../nbs/car/90_runner.ipynb #f2486198
 def vision_beside(model_path):
     "The `Vision` a saved policy was trained with, from `result.json` in its folder; the recorded default if there is none."
     beside = Path(model_path).parent / "result.json"
@@ -371,9 +441,12 @@ def vision_beside(model_path):
     except (OSError, KeyError, ValueError, TypeError):
         return load_config().vision
 
-# %% ../../nbs/car/90_runner.ipynb #5b79f4db
+# %% ../../nbs/car/90_runner.ipynb #a22a63fb
 def run_trial(config, save_dir, deadline, log=print):
-    "Run a trial in its own process; returns its result, or {status, error} for one that failed. Never raises for a failing trial, never takes much longer than `deadline` s."
+    """Run a trial in its own process; returns its result, or {status, error} for one that failed.
+
+    Never raises for a failing trial, never takes much longer than `deadline` s.
+    """
     save_dir = Path(save_dir)
     save_dir.mkdir(parents=True, exist_ok=True)
     write_json(save_dir / "config.json", asdict(config))
@@ -405,14 +478,24 @@ def _kill_after(process, seconds):
     timer.start()
     return timer
 
-# %% ../../nbs/car/90_runner.ipynb #94ed5a50
+# %% ../../nbs/car/90_runner.ipynb #58a83dbf
 def config_of(data):
     "The `TrainConfig` in a dict made by `asdict` and JSON."
-    return TrainConfig(**{**data, "vision": Vision(**data["vision"]), "train_scenes": tuple(data["train_scenes"]), "validation_scenes": tuple(data["validation_scenes"])})
+    return TrainConfig(
+        **{
+            **data,
+            "vision": Vision(**data["vision"]),
+            "train_scenes": tuple(data["train_scenes"]),
+            "validation_scenes": tuple(data["validation_scenes"]),
+        }
+    )
 
 
 def trial(config, save_dir, log=print, on_progress=None, deadline=None):
-    "`train`, with every failure turned into a result {status, error}, also written as `result.json`. After `deadline` s (main thread only) the trial ends wherever it is."
+    """`train`, with every failure turned into a result {status, error}, also written as `result.json`.
+
+    After `deadline` s (main thread only) the trial ends wherever it is.
+    """
     save_dir = Path(save_dir)
 
     def overdue(*_):
@@ -424,7 +507,11 @@ def trial(config, save_dir, log=print, on_progress=None, deadline=None):
         return train(config, save_dir, log, on_progress)
     except Exception as error:
         known = isinstance(error, CarError)
-        result = {"status": getattr(error, "status", "failed"), "error": str(error) if known else f"{type(error).__name__}: {error}", "config": asdict(config)}
+        result = {
+            "status": getattr(error, "status", "failed"),
+            "error": str(error) if known else f"{type(error).__name__}: {error}",
+            "config": asdict(config),
+        }
         log(f"[SB3 Runner] status={result['status']}: {result['error']}")
         if save_dir.is_dir():
             write_json(save_dir / "result.json", result)

@@ -45,6 +45,20 @@ def add_car_parser(commands) -> None:
         )
     )
     sub = command(
+        "trial",
+        record_trial,
+        "a recorded trial: train and examine in notebooks, with packets for the site",
+        "rlnb car trial --scene warehouse",
+    )
+    sub.add_argument("--scene", default="generated_track", help="where to train and drive (default %(default)s)")
+    sub.add_argument("--agent", choices=["ppo", "dqn"], default="ppo", help="default %(default)s")
+    sub.add_argument("--reward", choices=["progress", "speed", "own"], default="progress", help="what is paid for (default %(default)s)")
+    sub.add_argument("--seed", type=int, default=1, help="default %(default)s")
+    sub.add_argument("--timesteps", type=_count, default=160_000, metavar="N", help="decisions at most (default %(default)s)")
+    sub.add_argument("--train-seconds", type=float, default=165.0, metavar="S", help="seconds of training at most (default %(default)s)")
+    sub.add_argument("--episodes", type=_count, default=10, metavar="K", help="drives of the exam (default %(default)s)")
+    sub.add_argument("--verbose", action="store_true", help="show what the notebooks print")
+    sub = command(
         "eval",
         evaluate,
         "judge saved policies beside random actions and pure pursuit",
@@ -286,6 +300,10 @@ class _Bar:
                 f"step {line['step']}/{self.total}, {line['steps_per_s']:.0f} decisions/s, {self.note or 'no validation yet'}", flush=True
             )
 
+    def close(self):
+        if self.bar is not None:
+            self.bar.close()
+
     def log(self, text):
         if self.bar is not None:
             self.bar.write(text, file=sys.stdout)
@@ -293,6 +311,47 @@ class _Bar:
                 self.bar.close()
         else:
             print(text, flush=True)
+
+
+# ---- trial
+
+def record_trial(options) -> int:
+    "A run of kind car: the two notebooks, the gate, the site. Exit code 0 passed, 2 not passed."
+    from rlnb.car.protocol import scene_of
+    from rlnb.cli.ladder import address, closing
+    from rlnb.lab.gates import check, load_gates
+    from rlnb.lab.runs import Run
+    from rlnb.lab.settings import load_settings
+    from rlnb.lab.site import publish
+
+    settings, scene = load_settings(), scene_of(options.scene)
+    gates = load_gates(settings.root / "data" / "car" / "gates.toml")
+    parameters = {"scene": scene, "agent": options.agent, "reward": options.reward, "timesteps": options.timesteps,
+                  "train_seconds": options.train_seconds}
+    run = Run.create(settings, "car_drive", parameters, options.seed, kind="car", configs=sorted((settings.root / "data" / "car").glob("*.toml")))
+    with closing(run):
+        run.start()
+        _notebook(settings, run, "car_trial", {**parameters, "seed": options.seed, "simulator": "stand-in"}, ["evaluations/best.json"], options)
+        _notebook(settings, run, "car_exam", {"scene": scene, "checkpoint": str(run.checkpoints / "best"), "episodes": options.episodes},
+                  ["evaluations/exam.json"], options)
+        verdict = check(gates, "car_drive", run.evaluation("exam")["metrics"])
+        run.save_evaluation("verdict", verdict.to_dict())
+        run.finish("passed" if verdict.passed else "failed", None if verdict.passed else f"gate: {'; '.join(verdict.reasons)}")
+    print(verdict)
+    print(address(publish(settings)))
+    return 0 if verdict.passed else 2
+
+
+def _notebook(settings, run, name, parameters, artefacts, options):
+    from rlnb.lab.notebooks import execute
+
+    print(f"{name}: run {run.id} ...", flush=True)
+    bar = _Bar(options.timesteps)
+    progress = lambda rows: [bar.update(row) for row in rows]  # noqa: E731
+    execute(settings.root / "nbs" / "stages" / f"{name}.ipynb", settings.packets / run.id / f"{name}.ipynb",
+            {"run_dir": str(run.folder), "root": str(settings.root), **parameters}, run=run, settings=settings, artefacts=artefacts,
+            on_progress=progress if name == "car_trial" else None, on_output=(lambda text: print(text, end="", flush=True)) if options.verbose else None)
+    bar.close()
 
 
 # ---- eval
