@@ -85,7 +85,7 @@ def save_checkpoint(folder: Path, state: TrainState, metadata: Metadata) -> Path
         raise CheckpointError(f"cannot write checkpoint {folder.name}: {error.strerror or error}; free the disk or choose another folder") from error
     return folder
 
-# %% ../../nbs/tracker/70_checkpoints.ipynb #4459906c
+# %% ../../nbs/tracker/70_checkpoints.ipynb #680b56d9
 def read_metadata(folder: Path) -> Metadata:
     "What the checkpoint says about itself."
     folder = Path(folder)
@@ -118,7 +118,8 @@ def _read(folder: Path, like: dict, metadata: Metadata, layout: str) -> dict:
         raise CheckpointError(f"checkpoint {folder.name} is damaged ({type(error).__name__}): use an earlier one of the same run") from error
     if content_hash(tree) != metadata.content:
         raise CheckpointError(f"checkpoint {folder.name} is not what was written (content hash differs): use an earlier one of the same run")
-    return tree
+    # Orbax pins arrays to a device, and a program compiled for pinned arguments is not the one that is cached for free ones.
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
 
 
 def _blank(learner: Learner) -> dict:

@@ -98,7 +98,7 @@ def attitude_to_action(attitude: jax.Array, drone: Quadrotor) -> jax.Array:
     reach = jnp.array([drone.tilt_max, drone.tilt_max, drone.yaw_max, (high - low) / 2])
     return jnp.clip((attitude - centre) / reach, -1.0, 1.0)
 
-# %% ../../nbs/tracker/10_dynamics.ipynb #44c3dee0
+# %% ../../nbs/tracker/10_dynamics.ipynb #70459612
 @functools.cache
 def _one_world(physics: Physics, drone: Quadrotor):
     "crazyflow's data, step and reset functions for a single world."
@@ -117,8 +117,9 @@ def _spread(data, num_worlds: int):
     "Repeat every per-world array of crazyflow's data `num_worlds` times; the mass becomes one number a world, so that it can vary."
     from crazyflow.utils import world_mask
 
-    wide = jax.tree.map(lambda x, per_world: jnp.repeat(x, num_worlds, axis=0) if per_world else x, data, world_mask(data))
-    mass = jnp.broadcast_to(data.params.mass, (num_worlds, 1, 1))
+    # NumPy, because every JAX operation on a new shape is a small compilation.
+    wide = jax.tree.map(lambda x, per_world: jnp.asarray(np.repeat(x, num_worlds, axis=0)) if per_world else x, data, world_mask(data))
+    mass = jnp.asarray(np.broadcast_to(data.params.mass, (num_worlds, 1, 1)))
     return wide.replace(core=wide.core.replace(n_worlds=num_worlds), params=wide.params.replace(mass=mass))
 
 # %% ../../nbs/tracker/10_dynamics.ipynb #4af5851d

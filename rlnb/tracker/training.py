@@ -91,7 +91,7 @@ def use_compilation_cache(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
-# %% ../../nbs/tracker/90_training.ipynb #35a3cfc1
+# %% ../../nbs/tracker/90_training.ipynb #9d9017d1
 class Trainer:
     "Compiled training and examination for every stage."
 
@@ -102,12 +102,17 @@ class Trainer:
         self.examiner = Examiner(episodes, self.learner.config, self.env.config.physics)
         self._compiled = None
 
-    def train(self, state, families: jax.Array, rate: float):
-        "One chunk; the first call compiles."
-        arguments = (state, families, jnp.float32(rate))
+    def compile(self, state, families: jax.Array) -> float:
+        "Compile the training chunk unless that has happened; returns the seconds it took."
+        began = time.perf_counter()
         if self._compiled is None:
-            self._compiled = self._train.lower(*arguments).compile()
-        return self._compiled(*arguments)
+            self._compiled = self._train.lower(state, families, jnp.float32(0)).compile()
+        return time.perf_counter() - began
+
+    def train(self, state, families: jax.Array, rate: float):
+        "One chunk of updates: the next state and a report (updates,)."
+        self.compile(state, families)
+        return jax.block_until_ready(self._compiled(state, families, jnp.float32(rate)))
 
 
 @dataclass(frozen=True)
@@ -151,24 +156,20 @@ def train_stage(trainer: Trainer, task: StageTask, judge: Callable[[dict], tuple
     for folder in checkpoints_in(task.folder):  # of an interrupted run
         examine(folder, int(folder.name))
     step, due = int(state.steps), (int(state.steps) // task.checkpoint_every + 1) * task.checkpoint_every
-    began, spent, trained = time.perf_counter(), 0.0, 0
+    result.compile_seconds = trainer.compile(state, families)
+    spent, trained = 0.0, 0
     while step < task.steps and not (result.milestones and result.best.gold):
-        state, report = jax.block_until_ready(trainer.train(state, families, task.schedule.rate(inherited + step)))
-        if not trained:  # compiled on the first call
-            result.compile_seconds = time.perf_counter() - began
-        else:
-            spent += time.perf_counter() - began
-        trained, step = trained + trainer.chunk_steps, int(state.steps)
-        rate = (trained - trainer.chunk_steps) / spent if spent else None
-        report = jax.device_get(report)
+        began, rate = time.perf_counter(), task.schedule.rate(inherited + step)
+        state, report = trainer.train(state, families, rate)
+        spent, trained = spent + time.perf_counter() - began, trained + trainer.chunk_steps
+        report, step = jax.device_get(report), int(state.steps)
         for i in range(len(report["step"])):
             row = {name: float(values[i]) for name, values in report.items() if name != "step"}
-            log(int(report["step"][i]), row | ({"steps_per_s": rate} if rate else {}) | {"learning_rate": task.schedule.rate(inherited + step)})
+            log(int(report["step"][i]), row | {"steps_per_s": trained / spent, "learning_rate": rate})
         if step >= due or step >= task.steps:
             due = (step // task.checkpoint_every + 1) * task.checkpoint_every
             examine(save_checkpoint(task.folder / str(step), state, replace(about, step=step)), step)
-        began = time.perf_counter()
-    result.steps, result.steps_per_second = step, rate if trained and rate else 0.0
+    result.steps, result.steps_per_second = step, trained / spent if spent else 0.0
     result.stopped = "gold" if result.milestones and result.best.gold else "the budget is spent"
     return result
 
