@@ -6,8 +6,8 @@
 __all__ = ['CheckpointError', 'Metadata', 'content_hash', 'save_checkpoint', 'read_metadata', 'config_of', 'load_policy',
            'resume', 'checkpoints_in']
 
-# %% ../../nbs/tracker/70_checkpoints.ipynb #1983f48a
-import rlnb.tracker  # first: sets the flag that crazyflow wants before Brax imports SciPy
+# %% ../../nbs/tracker/70_checkpoints.ipynb #b99f1fbe
+import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
 # %% ../../nbs/tracker/70_checkpoints.ipynb #d20d0778
 import hashlib

@@ -95,7 +95,7 @@ def hold(steps: tuple[int, int] = (50, 80)) -> Phase:
     "Come to rest within the first quarter of a second, then stay."
     return Phase(Kind.hold_or_brake, (0.0, 0.0), steps=steps, ramp=12 / steps[1])
 
-# %% ../../nbs/tracker/20_commands.ipynb #3d08c801
+# %% ../../nbs/tracker/20_commands.ipynb #ad58df42
 STILL = Phase(Kind.hold_or_brake, (0.0, 0.0), steps=(EPISODE_STEPS, EPISODE_STEPS))
 CRUISE, SLOW_TURN, RIGHT_ANGLE = (0.3, 1.0), (np.deg2rad(30), np.deg2rad(110)), (np.deg2rad(85), np.deg2rad(95))
 
@@ -134,21 +134,21 @@ FAMILIES: tuple[Family, ...] = (
     _approach("point_reach", Kind.pass_through, (0.55, 0.90), (36, 48), (120, 160)),
     _approach("brake_to_point", Kind.pass_through, (0.60, 1.00), (34, 44), (50, 80)),
     Family("line", (launch(CRUISE), Phase(distance=(1.2, 2.4), slope=(0.0, 0.12)), ramp_down(), hold())),
-    Family("heading", (launch((0.3, 0.6)),) + tuple(
-        Phase(distance=(0.5, 0.8), steps=(80, 100), turn=(0.0, 0.6), heading=(0.2, 0.7)) for _ in range(4)) + (ramp_down(), hold())),
-    Family("multi_point", (launch(CRUISE),) + 4 * (
+    Family("heading", (launch((0.3, 0.6)), *4 * (Phase(distance=(0.5, 0.8), steps=(80, 100), turn=(0.0, 0.6), heading=(0.2, 0.7)),),
+                       ramp_down(), hold())),
+    Family("multi_point", (launch(CRUISE), *4 * (
         Phase(speed=CRUISE, distance=(0.35, 0.75), slope=(0.0, 0.25), ramp=0.5),
-        _corner(SLOW_TURN, (34, 46), speed=(0.25, 0.5))) + (ramp_down(), hold())),
+        _corner(SLOW_TURN, (34, 46), speed=(0.25, 0.5))), ramp_down(), hold())),
     Family("l_shape", (launch(CRUISE), Phase(distance=(0.5, 0.9)), _corner(RIGHT_ANGLE), Phase(distance=(0.5, 0.9)),
                        ramp_down(), hold())),
-    Family("curve", (launch(CRUISE),) + 4 * (Phase(distance=(0.8, 1.3), turn=(0.6, 2.4), slope=(0.0, 0.1)),) + (ramp_down(), hold())),
-    Family("zigzag", (launch((0.4, 1.2)),) + tuple(phase for i in range(3) for phase in (
-        Phase(distance=(0.15, 0.35)), _corner((np.deg2rad(75), np.deg2rad(115)), (36, 44), side="alternate"))) + (ramp_down(), hold())),
-    Family("lemniscate", (launch((0.4, 1.2)),) + 2 * (
-        Phase(distance=(1.5, 2.2), steps=(90, 100), turn=(1.5 * np.pi, 1.5 * np.pi), side="alternate", lobe=True),) + (ramp_down(), hold())),
-    Family("reference_command", (launch((0.42, 0.62)),) + _cycle(
-        (0.55, 0.78), (0.25, 0.35), (0.42, 0.62), ((0.30, 0.46), (0.20, 0.34), (0.28, 0.48)), (50, 80), (0.0, 0.7)), repeat=3),
-    *(Family(f"contrast_{name}", (launch((0.34, 0.64)),) + sum((_contrast((first + i) % 3) for i in range(3)), ()))
+    Family("curve", (launch(CRUISE), *4 * (Phase(distance=(0.8, 1.3), turn=(0.6, 2.4), slope=(0.0, 0.1)),), ramp_down(), hold())),
+    Family("zigzag", (launch((0.4, 1.2)), *3 * (
+        Phase(distance=(0.15, 0.35)), _corner((np.deg2rad(75), np.deg2rad(115)), (36, 44), side="alternate")), ramp_down(), hold())),
+    Family("lemniscate", (launch((0.4, 1.2)), *2 * (
+        Phase(distance=(1.5, 2.2), steps=(90, 100), turn=(1.5 * np.pi, 1.5 * np.pi), side="alternate", lobe=True),), ramp_down(), hold())),
+    Family("reference_command", (launch((0.42, 0.62)), *_cycle(
+        (0.55, 0.78), (0.25, 0.35), (0.42, 0.62), ((0.30, 0.46), (0.20, 0.34), (0.28, 0.48)), (50, 80), (0.0, 0.7))), repeat=3),
+    *(Family(f"contrast_{name}", (launch((0.34, 0.64)), *(phase for i in range(3) for phase in _contrast((first + i) % 3))))
       for first, name in enumerate(("slow", "middle", "fast"))),  # one sequence holds two or three of its cycles
 )
 FAMILY_NAMES = tuple(family.name for family in FAMILIES)

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['FLIGHT_SPACE', 'TILT_LIMIT', 'AIRBORNE', 'TrackerConfig', 'Disturbance', 'crashed', 'TrackerEnv']
 
-# %% ../../nbs/tracker/50_environment.ipynb #1983f48a
-import rlnb.tracker  # first: sets the flag that crazyflow wants before Brax imports SciPy
+# %% ../../nbs/tracker/50_environment.ipynb #b99f1fbe
+import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
-# %% ../../nbs/tracker/50_environment.ipynb #68236aa3
+# %% ../../nbs/tracker/50_environment.ipynb #49624f06
 from dataclasses import dataclass, field
 
 import jax
@@ -17,7 +17,6 @@ from brax.envs.base import Env, State
 
 from rlnb.tracker.commands import (
     EPISODE_STEPS,
-    FAMILY_NAMES,
     Command,
     Sequences,
     command_at,
@@ -26,7 +25,7 @@ from rlnb.tracker.commands import (
     phase_table,
 )
 from .dynamics import Body, Physics, Simulator, hover_rpm, quaternion, rotation
-from .observations import V3, first_memory, motion_sample, observe, remember, to_features, yaw_of
+from .observations import V3, first_memory, motion_sample, observe, remember, to_features
 from .rewards import Outcome, ReferenceCommandReward, cross_track, reward_terms
 
 # %% ../../nbs/tracker/50_environment.ipynb #1409e179

@@ -8,13 +8,14 @@ __all__ = ['EXAMS', 'NEAR', 'SOON', 'Exam', 'Flights', 'Examiner', 'find_exam', 
            'phase_ends', 'completion', 'turn_overshoots', 'oscillation', 'rush_steps', 'stop_steps', 'kinds_seen',
            'episode_figures', 'successes', 'measure', 'balanced_score']
 
-# %% ../../nbs/tracker/80_exams.ipynb #1983f48a
-import rlnb.tracker  # first: sets the flag that crazyflow wants before Brax imports SciPy
+# %% ../../nbs/tracker/80_exams.ipynb #b99f1fbe
+import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
-# %% ../../nbs/tracker/80_exams.ipynb #42b82c8c
+# %% ../../nbs/tracker/80_exams.ipynb #75665751
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import jax
@@ -225,14 +226,14 @@ def path_completion(flights: Flights) -> np.ndarray:
     commanded = (np.arange(flights.position.shape[1]) < flights.length[:, None]) & (flights.desired_speed > 0.05)
     return (visited(flights) & commanded).sum(axis=1) / np.maximum(commanded.sum(axis=1), 1)
 
-# %% ../../nbs/tracker/80_exams.ipynb #7180fdb1
+# %% ../../nbs/tracker/80_exams.ipynb #4709a0ff
 def phase_ends(flights: Flights, turning: bool | None = None) -> list[tuple[int, int, int]]:
     "`(episode, first step, last step)` of every moving phase that ends within the sequence; only (or no) corners if asked."
     found = []
     for e, length in enumerate(flights.length):
         phase = flights.phase[e, :length]
         bounds = [0, *(np.flatnonzero(np.diff(phase)) + 1), length]
-        for first, end in zip(bounds, bounds[1:]):
+        for first, end in pairwise(bounds):
             corner = bool(flights.turning[e, first])
             if flights.kind[e, first] != Kind.hold_or_brake and end < length and turning in (None, corner):
                 found.append((e, first, end - 1))

@@ -6,8 +6,8 @@
 __all__ = ['KIND_COLOURS', 'DRONE', 'REFERENCE', 'CURVES', 'shade_kinds', 'learning_curves', 'from_above', 'in_space',
            'over_time', 'action_traces', 'distributions', 'milestone_curves']
 
-# %% ../../nbs/tracker/95_pictures.ipynb #1983f48a
-import rlnb.tracker  # first: sets the flag that crazyflow wants before Brax imports SciPy
+# %% ../../nbs/tracker/95_pictures.ipynb #b99f1fbe
+import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
 # %% ../../nbs/tracker/95_pictures.ipynb #82279e04
 import matplotlib.pyplot as plt

@@ -6,8 +6,8 @@
 __all__ = ['Distribution', 'PPOConfig', 'MLP', 'Policy', 'Learner', 'advantages', 'Transition', 'TrainState', 'rollout', 'Batch',
            'actor_loss', 'critic_loss', 'gradient_step', 'learn', 'merge_statistics', 'update', 'make_train']
 
-# %% ../../nbs/tracker/60_ppo.ipynb #1983f48a
-import rlnb.tracker  # first: sets the flag that crazyflow wants before Brax imports SciPy
+# %% ../../nbs/tracker/60_ppo.ipynb #b99f1fbe
+import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
 # %% ../../nbs/tracker/60_ppo.ipynb #880c0a25
 from collections.abc import Callable, Sequence

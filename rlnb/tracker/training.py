@@ -6,10 +6,10 @@
 __all__ = ['HELD_OUT', 'OWN', 'BELOW', 'ABOVE', 'practised', 'Schedule', 'Milestone', 'StageResult', 'use_compilation_cache',
            'Trainer', 'StageTask', 'train_stage']
 
-# %% ../../nbs/tracker/90_training.ipynb #1983f48a
-import rlnb.tracker  # first: sets the flag that crazyflow wants before Brax imports SciPy
+# %% ../../nbs/tracker/90_training.ipynb #b99f1fbe
+import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
-# %% ../../nbs/tracker/90_training.ipynb #e18e9fda
+# %% ../../nbs/tracker/90_training.ipynb #59b66fa2
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from .checkpoints import Metadata, checkpoints_in, load_policy, read_metadata, resume, save_checkpoint
+from .checkpoints import Metadata, checkpoints_in, load_policy, resume, save_checkpoint
 from .commands import mixture
 from .environment import TrackerConfig, TrackerEnv
 from .exams import EXAMS, Examiner, find_exam, measure
