@@ -8,6 +8,7 @@ __all__ = ['closeness', 'ReferenceCommandReward', 'horizon_direction', 'line_dis
 
 # %% ../../nbs/tracker/40_rewards.ipynb #b4c8f918
 from dataclasses import dataclass
+from functools import singledispatch
 
 import jax
 import jax.numpy as jnp
@@ -95,8 +96,9 @@ class Outcome:
     crashed: jax.Array  # (envs,) bool
 
 
+@singledispatch
 def reward_terms(weights: ReferenceCommandReward, outcome: Outcome) -> dict[str, jax.Array]:
-    "Every term (envs,), weighted; their sum is the reward."
+    "Every term (envs,), weighted; their sum is the reward. Another class of weights may register terms of its own."
     body, command, w = outcome.body, outcome.command, weights
     matrix, ahead = rotation(body.quaternion), horizon_direction(command)
     underway = approaching(command)
