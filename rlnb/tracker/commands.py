@@ -95,7 +95,7 @@ def hold(steps: tuple[int, int] = (50, 80)) -> Phase:
     "Come to rest within the first quarter of a second, then stay."
     return Phase(Kind.hold_or_brake, (0.0, 0.0), steps=steps, ramp=12 / steps[1])
 
-# %% ../../nbs/tracker/20_commands.ipynb #ad58df42
+# %% ../../nbs/tracker/20_commands.ipynb #a7622323
 STILL = Phase(Kind.hold_or_brake, (0.0, 0.0), steps=(EPISODE_STEPS, EPISODE_STEPS))
 CRUISE, SLOW_TURN, RIGHT_ANGLE = (0.3, 1.0), (np.deg2rad(30), np.deg2rad(110)), (np.deg2rad(85), np.deg2rad(95))
 
@@ -134,7 +134,7 @@ FAMILIES: tuple[Family, ...] = (
     _approach("point_reach", Kind.pass_through, (0.55, 0.90), (36, 48), (120, 160)),
     _approach("brake_to_point", Kind.pass_through, (0.60, 1.00), (34, 44), (50, 80)),
     Family("line", (launch(CRUISE), Phase(distance=(1.2, 2.4), slope=(0.0, 0.12)), ramp_down(), hold())),
-    Family("heading", (launch((0.3, 0.6)), *4 * (Phase(distance=(0.5, 0.8), steps=(80, 100), turn=(0.0, 0.6), heading=(0.2, 0.7)),),
+    Family("heading", (launch((0.3, 0.5)), *4 * (Phase(distance=(0.5, 0.8), steps=(80, 100), turn=(0.3, 1.2), heading=(0.2, 0.7)),),
                        ramp_down(), hold())),
     Family("multi_point", (launch(CRUISE), *4 * (
         Phase(speed=CRUISE, distance=(0.35, 0.75), slope=(0.0, 0.25), ramp=0.5),
