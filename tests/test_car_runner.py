@@ -127,7 +127,7 @@ def test_champion_of_two_processes_at_once(tmp_path):
 
 # ---- trials
 
-@pytest.mark.parametrize("agent, timesteps", [("ppo", 3000), ("dqn", 1200)])
+@pytest.mark.parametrize("agent, timesteps", [("ppo", 2048), ("dqn", 1200)])
 def test_train_command_from_nothing(agent, timesteps, tmp_path):
     "No simulator anywhere: the stand-in is started, a model trained, judged, saved and read back; exit code 0."
     folder = tmp_path / agent
@@ -204,7 +204,7 @@ def test_rewards_are_named(tmp_path):
 
 def test_same_seed_same_policy(tmp_path):
     scores = [
-        trial(load_config(timesteps=1024, n_steps=64, seed=seed, **SHORT), tmp_path / str(i), log=lambda line: None)["drives"]
+        trial(load_config(timesteps=512, n_steps=64, seed=seed, **SHORT), tmp_path / str(i), log=lambda line: None)["drives"]
         for i, seed in enumerate((5, 5, 6))
     ]
     assert scores[0] == scores[1] != scores[2]

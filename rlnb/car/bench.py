@@ -5,8 +5,10 @@
 # %% auto #0
 __all__ = ['per_second', 'frame_rate', 'driving', 'local_rate', 'wire_rate', 'decision_rate']
 
-# %% ../../nbs/car/94_bench.ipynb #a36fd12d
+# %% ../../nbs/car/94_bench.ipynb #b143ba32
 import time
+
+import torch
 
 from .camera import Camera
 from .environment import DonkeyEnv, LocalEnv
@@ -14,7 +16,7 @@ from .runner import load_config, make_model, training_env
 from .server import ServerConfig, SimulatorServer
 from .simulator import WorldConfig, site
 
-# %% ../../nbs/car/94_bench.ipynb #0349378a
+# %% ../../nbs/car/94_bench.ipynb #202eca28
 def per_second(action, seconds):
     "How often per second `action()` runs, after a first call that does not count."
     action()
@@ -66,6 +68,7 @@ def wire_rate(seconds=2.0, port=None):
 def decision_rate(seconds=2.0):
     "Decisions per second of a PPO that drives eight cars and learns, by the recorded defaults; whole rollouts, at least one."
     config = load_config(seed=0)
+    torch.set_num_threads(config.threads)
     env = training_env(config)
     model = make_model(config, env)
     rollout = model.n_steps * env.num_envs

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['REPLAY', 'draw_road', 'driven_line', 'along_track', 'camera_strip', 'learning_curves', 'replay']
 
-# %% ../../nbs/car/96_pictures.ipynb #45ddc82e
+# %% ../../nbs/car/96_pictures.ipynb #90340c94
 import json
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-# %% ../../nbs/car/96_pictures.ipynb #d2d5016f
+# %% ../../nbs/car/96_pictures.ipynb #e99819a6
 def draw_road(axis, track):
     "The road of a track, filled between its edges."
     normal = np.stack([np.cos(track.heading), -np.sin(track.heading)], 1) * track.half_width
@@ -32,7 +32,7 @@ def driven_line(track, traces):
     figure.colorbar(dots, label="speed, units/s", shrink=0.7)
     return figure
 
-# %% ../../nbs/car/96_pictures.ipynb #99dd0c86
+# %% ../../nbs/car/96_pictures.ipynb #e20aeca6
 def along_track(track, traces):
     "Cross-track error, speed and steering of some traces over the place on the track."
     figure, axes = plt.subplots(3, 1, figsize=(8, 5.4), sharex=True, layout="constrained")
@@ -48,7 +48,7 @@ def along_track(track, traces):
     axes[2].set(ylabel="steering, locks", ylim=(-1.05, 1.05), xlabel="place on the track, units")
     return figure
 
-# %% ../../nbs/car/96_pictures.ipynb #6480995f
+# %% ../../nbs/car/96_pictures.ipynb #2572e04f
 def camera_strip(pictures, count=8):
     "Some of the camera's pictures of an episode, evenly spaced, side by side."
     chosen = [pictures[i] for i in np.linspace(0, len(pictures) - 1, min(count, len(pictures))).round().astype(int)]
@@ -59,7 +59,7 @@ def camera_strip(pictures, count=8):
         axis.imshow(picture.squeeze(), cmap="gray", vmin=0, vmax=255)
     return figure
 
-# %% ../../nbs/car/96_pictures.ipynb #4ba59fb4
+# %% ../../nbs/car/96_pictures.ipynb #9bfe56a1
 def learning_curves(rows, validations, target=None):
     "Episode reward over decisions, and per validation the clean share and lap time; `target` is a lap time to compare with."
     figure, axes = plt.subplots(1, 3, figsize=(9.6, 2.8), layout="constrained")
@@ -78,7 +78,7 @@ def learning_curves(rows, validations, target=None):
     axes[1].set_ylim(-0.05, 1.05)
     return figure
 
-# %% ../../nbs/car/96_pictures.ipynb #aff7d867
+# %% ../../nbs/car/96_pictures.ipynb #24f8c4a1
 REPLAY = """<div class="car-replay"><canvas width="560" height="420" style="width:100%;max-width:560px" role="img"
 aria-label="__ALT__"></canvas><div><button type="button">play</button> <input type="range" min="0" value="0" style="width:60%"> <output></output></div>
 <script>(() => {
@@ -103,8 +103,8 @@ draw(); })();</script></div>"""
 def replay(track, trace, alt="Replay of a drive, seen from above"):
     "The drive of a trace as HTML: an animation with a button and a slider."
     normal = np.stack([np.cos(track.heading), -np.sin(track.heading)], 1) * track.half_width
-    close = lambda line: np.vstack([line, line[:1]]) if track.closed else line  # noqa: E731
+    close = lambda line: np.vstack([line[::2], line[:1]]) if track.closed else line[::2]  # noqa: E731
     rounded = lambda a: np.round(np.asarray(a, float), 2).tolist()  # noqa: E731
-    data = {"left": rounded(close(track.points - normal)[::2]), "right": rounded(close(track.points + normal)[::2]),
+    data = {"left": rounded(close(track.points - normal)), "right": rounded(close(track.points + normal)),
             "path": rounded(trace[::2, 4:6]), "speed": rounded(trace[::2, 1]), "step": 0.1}
     return REPLAY.replace("__DATA__", json.dumps(data).replace("</", "<\\/")).replace("__ALT__", alt.replace('"', "&quot;"))
