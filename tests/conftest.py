@@ -78,6 +78,17 @@ figure(fig, f"Learning curve of {stage}: the position error falls as training go
         "status_header(run.record, verdict, metrics)", "reader_note(verdict, metrics, settings.reader_language)")
 
 
+# Keeps the contract of nbs/stages/tracker_review.ipynb: reads the verdict, writes review.json.
+REVIEW = ("""\
+run_dir: str = ""  # run folder
+stage: str = "hover"  # stage of the run
+root: str = ""  # the project's folder""", """\
+from rlnb.lab.runs import Run
+run = Run.open(run_dir, writer=True)
+verdict = run.evaluation("verdict")
+run.save_evaluation("review", {"decision": "continue_same_stage_more_steps", "because": f"{len(verdict['reasons'])} limits are not met"})""")
+
+
 def notebook(path: Path, cells, title: str = "Stage") -> Path:
     "Writes a notebook whose first code cell holds the parameters."
     code = [nbformat.v4.new_code_cell(source) for source in cells]
@@ -98,6 +109,7 @@ class Project:
         shutil.copy(ROOT / "data" / "gates.toml", root / "data" / "gates.toml")
         notebook(root / "nbs" / "stages" / "tracker_train.ipynb", TRAIN, "Training")
         notebook(root / "nbs" / "stages" / "tracker_exam.ipynb", EXAM, "Exam")
+        notebook(root / "nbs" / "stages" / "tracker_review.ipynb", REVIEW, "Review")
         (root / "needed_steps.json").write_text("{}")
 
     def environment(self, **extra) -> dict:

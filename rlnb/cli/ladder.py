@@ -16,7 +16,8 @@ from rlnb.lab.gates import Gates, Stage, Verdict, check, gold_distance, load_gat
 from rlnb.lab.runs import Run, State, check_writable, file_hash, records, recover
 from rlnb.lab.settings import Settings, show_seeds
 
-TRAIN, EXAM = "tracker_train", "tracker_exam"
+TRAIN, EXAM, REVIEW = "tracker_train", "tracker_exam", "tracker_review"
+DEFAULT = "default"  # the recipe that needs no mention
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Job:
     fresh: bool = False
     verbose: bool = False
     timesteps: int | None = None
+    recipe: str = DEFAULT
     rungs: list[Rung] = field(default_factory=list)
 
 
@@ -88,10 +90,15 @@ def fingerprints(job: Job, stage: Stage, parent: Path | None) -> dict[str, str]:
     The training knows the gate's gold column (it may stop there) and its budget; the exam depends on everything else as well."""
     entry, notebooks = asdict(stage), job.settings.root / "nbs" / "stages"
     train = _hash([code_hash(notebooks / f"{TRAIN}.ipynb"), sources_hash("tracker"), job.settings.seed, show_seeds(job.settings.validation_seeds),
-                   job.timesteps, entry["budget"], entry["gold"], file_hash(parent) if parent else None])
+                   job.timesteps, entry["budget"], entry["gold"], file_hash(parent) if parent else None, *said(job).values()])
     exam = _hash([train, code_hash(notebooks / f"{EXAM}.ipynb"), sources_hash("lab"), entry, show_seeds(job.settings.exam_seeds),
                   job.settings.reader_language])
     return {"train": train, "exam": exam}
+
+
+def said(job: Job) -> dict[str, str]:
+    "The recipe as a parameter, if it is worth mentioning."
+    return {} if job.recipe == DEFAULT else {"recipe": job.recipe}
 
 
 def newest(job: Job, stage: Stage, marks: dict) -> dict | None:
@@ -134,6 +141,8 @@ def _work(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | None, 
             run.update(extended_to=total)
             train(job, stage, run, checkpoint, total, resume=True)
             verdict = examine(job, stage, run)
+        if not verdict.passed:
+            review(job, stage, run)
         run.finish("passed" if verdict.passed else "failed", None if verdict.passed else f"gate: {'; '.join(verdict.reasons)}")
     return Rung(stage.name, run, verdict, news, run.best_checkpoint())
 
@@ -149,7 +158,7 @@ def _open_run(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | No
             job.say(f"{stage.name}: {run.id} was {known['status']} at step {run.last_step():,}; it goes on from its last checkpoint")
             return Run(run.folder, writer=True), "resumed", 0
     run = Run.create(job.settings, stage.name, {"timesteps": job.timesteps or stage.budget.default, "seed": job.settings.seed,
-                     "checkpoint": near(checkpoint, job.settings.root) if checkpoint else ""}, job.settings.seed, parent.run.id if parent else None)
+                     "checkpoint": near(checkpoint, job.settings.root) if checkpoint else "", **said(job)}, job.settings.seed, parent.run.id if parent else None)
     return run, "trained", 0
 
 
@@ -180,7 +189,7 @@ def train(job: Job, stage: Stage, run: Run, checkpoint: Path | None, total: int,
     bar = progress(stage.name, total, job.say)
     try:
         _notebook(job, run, TRAIN, {"stage": stage.name, "seed": job.settings.seed, "timesteps": total, "resume": resume,
-                                    "checkpoint": str(checkpoint or "")}, ["evaluations/best.json"], bar.rows)
+                                    "checkpoint": str(checkpoint or ""), **said(job)}, ["evaluations/best.json"], bar.rows)
     finally:
         bar.close()
     run.update(trained=total)
@@ -200,6 +209,16 @@ def examine(job: Job, stage: Stage, run: Run) -> Verdict:
     run.save_evaluation("verdict", verdict.to_dict())
     job.say(f"{stage.name}: {'passed, ' + gold_distance(verdict) if verdict.passed else 'NOT passed: ' + '; '.join(verdict.reasons)}")
     return verdict
+
+
+def review(job: Job, stage: Stage, run: Run) -> dict:
+    "Executes the review notebook, and writes the decision that it comes to into the run's record."
+    job.say.wait(f"{stage.name}: reviewing what went wrong ...")
+    _notebook(job, run, REVIEW, {"stage": stage.name}, ["evaluations/review.json"], None)
+    found = run.evaluation("review")
+    run.update(decision=found["decision"])
+    job.say(f"{stage.name}: decision {found['decision']}: {found['because']}")
+    return found
 
 
 def _notebook(job: Job, run: Run, name: str, parameters: dict, artefacts: list[str], on_progress) -> None:
@@ -317,11 +336,11 @@ def summary(rungs: list[Rung]) -> str:
 # ---- the climb
 
 def climb(settings: Settings, start: str | None = None, until: str | None = None, fresh: bool = False, verbose: bool = False,
-          timesteps: int | None = None, checkpoint: str | None = None) -> int:
+          timesteps: int | None = None, checkpoint: str | None = None, recipe: str = DEFAULT) -> int:
     "Climbs from one stage to another; returns 0 when all passed, 2 when one did not."
     gates = load_gates(settings.gates)
     stages = _chosen(gates, start, until)
-    job = Job(settings, gates, Terminal(), fresh, verbose, timesteps)
+    job = Job(settings, gates, Terminal(), fresh, verbose, timesteps, recipe)
     for run in recover(settings):
         job.say(f"{run}: its process is gone; it is marked as crashed")
     check_writable(settings.runs, settings.packets, settings.site, settings.state.parent)
@@ -356,7 +375,8 @@ def _below(job: Job, stage: Stage) -> Rung | None:
     if not stage.prerequisite:
         return None
     for record in reversed(records(job.settings)):
-        if record["stage"] == stage.prerequisite and record["status"] == "passed":
+        usual = "recipe" not in (record.get("parameters") or {})  # an experiment's checkpoint is handed on only if it is named
+        if usual and record["stage"] == stage.prerequisite and record["status"] == "passed":
             run = Run.open(job.settings.runs / record["id"])
             if (verdict := run.evaluation("verdict")) and run.best_checkpoint():
                 return Rung(record["stage"], run, Verdict.from_dict(verdict), "up to date", run.best_checkpoint())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlnb import __version__
 from rlnb.cli.car import add_car_parser
+from rlnb.cli.review import add_review_parsers
 from rlnb.lab.errors import Interrupted, LabError, did_you_mean
 from rlnb.lab.settings import SETTINGS, Settings, find_root, load_settings, settings_text
 
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--until", metavar="STAGE", help="the last stage to climb (default: the last one there is)")
     sub.add_argument("--from", dest="start", metavar="STAGE", help="the first stage to climb; those before must have passed")
     _training_options(sub)
+    add_review_parsers(command)
     add_car_parser(commands)
     return top
 

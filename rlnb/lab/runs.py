@@ -545,7 +545,7 @@ class State:
     current_stage: str | None = None  # the first stage of the order that has not passed
     history: tuple = ()  # {run, stage, status, passed, gold, ended, checkpoint}, oldest first
     best: dict = field(default_factory=dict)  # stage -> {run, checkpoint, gold}; the latest gold, else the latest passed
-    open_decision: dict | None = None  # {run, stage, decision} of the latest run that is held
+    open_decision: dict | None = None  # {run, stage, decision} of the latest run that is held, or failed and was reviewed; a later pass settles it
 
 
 @patch(cls_method=True)
@@ -556,7 +556,9 @@ def rebuild(cls: State, settings: Settings, order=()) -> State:
         history.append({"run": r["id"], **{k: r.get(k) for k in ("stage", "status", "passed", "gold", "ended", "checkpoint")}})
         if r["status"] == "passed" and r.get("checkpoint") and not ((best.get(r["stage"]) or {}).get("gold") and not r.get("gold")):
             best[r["stage"]] = {"run": r["id"], "checkpoint": r["checkpoint"], "gold": bool(r.get("gold"))}
-        if r["status"] == "held":
+        if r["status"] == "passed" and decision and decision["stage"] == r["stage"]:
+            decision = None
+        if r["status"] == "held" or (r["status"] == "failed" and r.get("decision")):
             decision = {"run": r["id"], "stage": r["stage"], "decision": r.get("decision")}
     current = next((stage for stage in order if stage not in {h["stage"] for h in history if h["status"] == "passed"}), None)
     state = cls(current, tuple(history), best, decision)

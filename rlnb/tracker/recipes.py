@@ -9,7 +9,7 @@ __all__ = ['RECIPES', 'Recipe', 'find_recipe']
 import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
 # %% ../../nbs/tracker/91_recipes.ipynb #fb3b1132
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from .environment import TrackerConfig
 from .known_bad import UnboundedReward
