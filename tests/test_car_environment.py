@@ -224,7 +224,8 @@ def actor(*frames, delay=0.0, then="listen"):
             for message in parser.feed(data):
                 if message["msg_type"] == "get_scene_names":
                     sock.sendall(
-                        b'{"msg_type":"protocol_version","version":"2","lockstep":true}\n{"msg_type":"scene_names","scene_names":["warren"]}\n'
+                        b'{"msg_type":"protocol_version","version":"2","lockstep":true}\n'
+                        b'{"msg_type":"scene_names","scene_names":["warren"]}\n'
                     )
                 elif message["msg_type"] == "load_scene":
                     sock.sendall(b'{"msg_type":"car_loaded"}\n')

@@ -8,7 +8,7 @@ __all__ = ['REWARDS', 'TrainConfig', 'load_config', 'dressed', 'Roaming', 'local
            'answers', 'wait_until_gone', 'judge_policy', 'pursuit_lap_time', 'train', 'conclude', 'write_json',
            'load_model', 'vision_beside', 'run_trial', 'config_of', 'trial', 'trial_main']
 
-# %% ../../nbs/car/90_runner.ipynb #7c4a127b
+# %% ../../nbs/car/90_runner.ipynb #1ee4e9a1
 import json
 import math
 import os
@@ -40,13 +40,13 @@ from .simulator import WorldConfig
 from .tracks import ROOT
 from .wrappers import Vision, with_vision
 
-# %% ../../nbs/car/90_runner.ipynb #8861dd4c
+# %% ../../nbs/car/90_runner.ipynb #6015101f
 @dataclass(frozen=True)
 class TrainConfig:
     "A trial."
     agent: str = "ppo"  # ppo, or dqn on a grid of actions
     timesteps: int = 160_000  # decisions, all cars together
-    train_seconds: float = 165.0  # s after which training stops with what it has
+    train_seconds: float = 150.0  # s after which training stops with what it has
     eval_episodes: int = 10
     reward: str = "progress"  # progress, speed (SpeedRewardWrapper) or own (the environment's)
     seed: int = 1
@@ -95,7 +95,7 @@ def load_config(path=None, **changes):
         target[name] = value
     return TrainConfig(**train, vision=Vision(**vision), algorithm=algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #d305b3fc
+# %% ../../nbs/car/90_runner.ipynb #807575de
 REWARDS = {
     "own": lambda env, max_cte: env,
     "speed": lambda env, max_cte: SpeedRewardWrapper(env, max_cte),
@@ -151,7 +151,7 @@ def training_env(config):
 
     return DummyVecEnv([lambda number=number: one(number) for number in range(config.cars)])
 
-# %% ../../nbs/car/90_runner.ipynb #2a3ecc8e
+# %% ../../nbs/car/90_runner.ipynb #bb910448
 class SmallCnn(BaseFeaturesExtractor):
     "Features (batch, 128) of stacked small images (batch, channels, height, width)."
 
@@ -176,7 +176,7 @@ def make_model(config, env):
     kind = {"ppo": PPO, "dqn": DQN}[config.agent]
     return kind("CnnPolicy", env, policy_kwargs=policy, seed=config.seed, device="cpu", verbose=0, **algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #d676782e
+# %% ../../nbs/car/90_runner.ipynb #aac963ca
 class Diverged(CarError):
     "The network's weights or outputs are no longer finite."
     status = "diverged"
@@ -197,7 +197,7 @@ def rank(result):
     hurry = -result["lap_time"] if math.isfinite(result["lap_time"]) else -1e9
     return result["clean"], result["laps"], hurry, result["inside"] * result["progress"]
 
-# %% ../../nbs/car/90_runner.ipynb #935128a4
+# %% ../../nbs/car/90_runner.ipynb #24b7502f
 class Supervisor(BaseCallback):
     "Validates, keeps the best weights, reports, and ends training that is hopeless, overdue or good enough."
 
@@ -250,7 +250,7 @@ class Supervisor(BaseCallback):
             )
         self.report(**{f"validation_{k}": result[k] for k in ("clean", "laps", "progress", "lap_time", "inside")})
 
-# %% ../../nbs/car/90_runner.ipynb #dfded54a
+# %% ../../nbs/car/90_runner.ipynb #691ef9bd
 def validation_drives(config, model, repeats=4):
     "Drives of the policy, in process and without exploration, on the validation scenes."
     scenes = (config.validation_scenes or (config.scene,)) * (1 if config.validation_scenes else repeats)
@@ -270,7 +270,7 @@ def judged(model, env, episodes):
     rewards, _ = evaluate_policy(model, env, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, callback=keep)
     return rewards, ends
 
-# %% ../../nbs/car/90_runner.ipynb #87261ddc
+# %% ../../nbs/car/90_runner.ipynb #f7fc944e
 def connect(config, scene, port, deadlines=Deadlines()):  # noqa: B008
     "A bare environment over the wire, by our client or upstream's."
     if config.client == "gym-donkeycar":
@@ -299,7 +299,7 @@ def wait_until_gone(env, server=None):
     while server.sessions and time.monotonic() < end:
         time.sleep(0.01)
 
-# %% ../../nbs/car/90_runner.ipynb #9dd09b62
+# %% ../../nbs/car/90_runner.ipynb #06506d32
 def judge_policy(config, model, episodes, host=None, port=None):
     "Judge a policy on `config.scene`: over the wire at host:port, or at a stand-in started for it. Returns rewards and last infos."
     server = None
@@ -331,7 +331,7 @@ def pursuit_lap_time(config):
         times.append(drive.lap_time)
     return float(np.mean(times)) if np.isfinite(times).all() else math.inf
 
-# %% ../../nbs/car/90_runner.ipynb #5f0adf15
+# %% ../../nbs/car/90_runner.ipynb #db0c37a4
 def train(config, save_dir, log=print, on_progress=None):
     "Run a trial; returns its result. Raises `CarError` (with `status`) or what else went wrong; the environment is closed on every path."
     save_dir, began, config = Path(save_dir), time.monotonic(), replace(config, scene=scene_of(config.scene))
@@ -353,7 +353,7 @@ def train(config, save_dir, log=print, on_progress=None):
     try:
         model = make_model(config, env)
         model.learn(total_timesteps=config.timesteps, callback=supervisor)
-        if not wired and config.select_every:
+        if not wired and config.select_every and (not supervisor.history or supervisor.history[-1]["step"] < model.num_timesteps):
             supervisor.validate()
     finally:
         env.close()
@@ -367,7 +367,7 @@ def train(config, save_dir, log=print, on_progress=None):
         raise Diverged(f"evaluation rewards are not finite: {rewards}")
     return conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log)
 
-# %% ../../nbs/car/90_runner.ipynb #03f3f216
+# %% ../../nbs/car/90_runner.ipynb #91e73cdf
 def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log):
     "Save the model, read it back, write `result.json`, print the runner's lines."
     path = save_dir / "model.zip"
@@ -405,7 +405,7 @@ def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learne
     log(f"[SB3 Runner] model={path}")
     return result
 
-# %% ../../nbs/car/90_runner.ipynb #85cb622c
+# %% ../../nbs/car/90_runner.ipynb #d0f3b23d
 def write_json(path, data):
     "Write a JSON file in one step; NaN and infinity become null."
     tidy = lambda v: (  # noqa: E731
@@ -432,7 +432,7 @@ def load_model(path):
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CarError(f"{path} is no saved policy: {error}; train one with: rlnb car train --save-dir DIR") from error
 
-# %% ../../nbs/car/90_runner.ipynb #f2486198
+# %% ../../nbs/car/90_runner.ipynb #3abf35a0
 def vision_beside(model_path):
     "The `Vision` a saved policy was trained with, from `result.json` in its folder; the recorded default if there is none."
     beside = Path(model_path).parent / "result.json"
@@ -441,7 +441,7 @@ def vision_beside(model_path):
     except (OSError, KeyError, ValueError, TypeError):
         return load_config().vision
 
-# %% ../../nbs/car/90_runner.ipynb #a22a63fb
+# %% ../../nbs/car/90_runner.ipynb #dcd6eba1
 def run_trial(config, save_dir, deadline, log=print):
     """Run a trial in its own process; returns its result, or {status, error} for one that failed.
 
@@ -478,7 +478,7 @@ def _kill_after(process, seconds):
     timer.start()
     return timer
 
-# %% ../../nbs/car/90_runner.ipynb #58a83dbf
+# %% ../../nbs/car/90_runner.ipynb #20c0ead0
 def config_of(data):
     "The `TrainConfig` in a dict made by `asdict` and JSON."
     return TrainConfig(

@@ -55,7 +55,7 @@ def add_car_parser(commands) -> None:
     sub.add_argument("--reward", choices=["progress", "speed", "own"], default="progress", help="what is paid for (default %(default)s)")
     sub.add_argument("--seed", type=int, default=1, help="default %(default)s")
     sub.add_argument("--timesteps", type=_count, default=160_000, metavar="N", help="decisions at most (default %(default)s)")
-    sub.add_argument("--train-seconds", type=float, default=165.0, metavar="S", help="seconds of training at most (default %(default)s)")
+    sub.add_argument("--train-seconds", type=float, default=150.0, metavar="S", help="seconds of training at most (default %(default)s)")
     sub.add_argument("--episodes", type=_count, default=10, metavar="K", help="drives of the exam (default %(default)s)")
     sub.add_argument("--verbose", action="store_true", help="show what the notebooks print")
     sub = command(
