@@ -3,6 +3,7 @@ import contextlib
 import importlib.util
 import socket
 import threading
+import warnings
 
 import pytest
 
@@ -12,10 +13,9 @@ MISSING = [name for name in ("cv2", "gymnasium", "numba", "stable_baselines3", "
 def need_car_extra():
     "Skip a whole test file, loudly, where the extra `car` is not installed."
     if MISSING:
-        pytest.skip(
-            f"NOT TESTED: the car wing needs {', '.join(MISSING)}; install its extra: .venv/bin/pip install -c constraints.txt -e '.[car]'",
-            allow_module_level=True,
-        )
+        reason = f"NOT TESTED: the car wing needs {', '.join(MISSING)}; .venv/bin/pip install -c constraints.txt -e '.[car]'"
+        warnings.warn(reason, stacklevel=2)  # shown even where reasons of skips are not
+        pytest.skip(reason, allow_module_level=True)
 
 
 @contextlib.contextmanager

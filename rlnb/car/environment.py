@@ -6,7 +6,7 @@
 __all__ = ['Deadlines', 'read_into', 'Client', 'enter_scene', 'configuration', 'CarEnv', 'info_of', 'LocalEnv', 'ask_for_road',
            'Progress', 'DonkeyEnv', 'understand', 'await_frame', 'await_rest']
 
-# %% ../../nbs/car/50_environment.ipynb #79dc2bc8
+# %% ../../nbs/car/50_environment.ipynb #804a658c
 import contextlib
 import select
 import socket
@@ -36,7 +36,7 @@ from .server import STAND_IN
 from .simulator import World, WorldConfig
 from .tracks import Locator, make_track
 
-# %% ../../nbs/car/50_environment.ipynb #879b9427
+# %% ../../nbs/car/50_environment.ipynb #e92adc75
 @dataclass(frozen=True)
 class Deadlines:
     "How long to wait for a simulator, in seconds."
@@ -46,7 +46,7 @@ class Deadlines:
     reset: float = 10.0
     step: float = 5.0
 
-# %% ../../nbs/car/50_environment.ipynb #4a1fa223
+# %% ../../nbs/car/50_environment.ipynb #8a865f0b
 def read_into(client, seconds, phase, expected):
     "Add what arrives within `seconds` to a client's pending messages; False if nothing did."
     if client.sock.fileno() < 0:
@@ -65,7 +65,7 @@ def read_into(client, seconds, phase, expected):
         raise client.fail(BadMessage, str(error), phase, expected, "is this a DonkeyCar simulator?") from error
     return True
 
-# %% ../../nbs/car/50_environment.ipynb #d633c364
+# %% ../../nbs/car/50_environment.ipynb #b62ecfab
 class Client:
     "A connection to a simulator. Every failure is a `SimulatorError` that names host, port, phase and what was expected."
 
@@ -126,7 +126,7 @@ class Client:
         with contextlib.suppress(OSError):
             self.sock.close()
 
-# %% ../../nbs/car/50_environment.ipynb #f85ac3a6
+# %% ../../nbs/car/50_environment.ipynb #4530a9e8
 def enter_scene(client, scene, camera, car_name="rlnb", lidar=None):
     "Load a scene and configure the car; returns what the simulator says about itself (`protocol_version`, {} if it says nothing)."
     d = client.deadlines
@@ -186,13 +186,12 @@ def configuration(camera, car_name, lidar=None):
     ]
     return messages + ([encode("lidar_config", **lidar)] if lidar else [])
 
-# %% ../../nbs/car/50_environment.ipynb #1ecb028f
+# %% ../../nbs/car/50_environment.ipynb #8d70381b
 class CarEnv(gym.Env):
     """A DonkeyCar: actions [steering -1..1, throttle 0..1], observations uint8 RGB (120, 160, 3).
 
     Subclasses provide `_restart` (put the car back) and `_frame` (one step of the simulator).
     """
-
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
     def __init__(self, max_cte=8.0, camera=CameraConfig()):  # noqa: B008
@@ -227,8 +226,7 @@ class CarEnv(gym.Env):
 
     def _judge(self, t):
         "Why the episode is over, if it is."
-        reasons = {"off_track": abs(t.cte) > self.max_cte, f"hit {t.hit}": t.hit != "none"}
-        self.over = self.over or next((reason for reason, holds in reasons.items() if holds), "")
+        self.over = self.over or ("off_track" if abs(t.cte) > self.max_cte else f"hit {t.hit}" if t.hit != "none" else "")
 
     def _reward(self, t):
         "Upstream's reward: forward speed, less with distance from the centre; negative at the end."
@@ -249,7 +247,7 @@ class CarEnv(gym.Env):
                 self.lap_count, self.last_lap_time = self.lap_count + 1, float(event["timeStamp"] - self.line[1])
                 self.line = self.line[0], event["timeStamp"], self.travelled
 
-# %% ../../nbs/car/50_environment.ipynb #9f6c2712
+# %% ../../nbs/car/50_environment.ipynb #96706919
 def info_of(env, t, gained, command):
     "What `info` holds after a frame with `Telemetry` t."
     return {
@@ -275,7 +273,7 @@ def info_of(env, t, gained, command):
         "over": env.over,
     }
 
-# %% ../../nbs/car/50_environment.ipynb #cb318d38
+# %% ../../nbs/car/50_environment.ipynb #4b563611
 class LocalEnv(CarEnv):
     "A stand-in world in this process."
 
@@ -300,7 +298,7 @@ class LocalEnv(CarEnv):
         telemetry, events = self.world.step(steering, throttle)
         return telemetry, self.world.image, events, self.world.locator.travelled - before
 
-# %% ../../nbs/car/50_environment.ipynb #9e8ac5ce
+# %% ../../nbs/car/50_environment.ipynb #2f613367
 def ask_for_road(client, count, name, half_width):
     "The centre line as a `Track`, from the positions of its `count` nodes; None if a second passes without an answer."
     nodes = {}
@@ -338,7 +336,7 @@ class Progress:
         self.node = t.activeNode
         return float(step) if abs(step) < max(3, self.nodes // 20) else 0.0
 
-# %% ../../nbs/car/50_environment.ipynb #c6d0184f
+# %% ../../nbs/car/50_environment.ipynb #8b0faeab
 class DonkeyEnv(CarEnv):
     "A simulator over TCP. `scene=None` takes whatever scene is loaded."
     settle = 3  # frames after a reset that a real-time simulator may still owe us from before
@@ -383,7 +381,7 @@ class DonkeyEnv(CarEnv):
             self._judge(t)
         return telemetry, image, [m for m in early + events if m["msg_type"] != "telemetry"], gained
 
-# %% ../../nbs/car/50_environment.ipynb #5dc2b063
+# %% ../../nbs/car/50_environment.ipynb #6dfb3d4c
 def understand(env, message, phase, picture=True):
     "The `Telemetry` and the image in a message; `BadTelemetry` if either is unusable."
     try:
@@ -418,7 +416,7 @@ def await_rest(env):
             what = f"the car does not come to rest on the track (cte {telemetry.cte:.1f}, speed {telemetry.speed:.2f})"
             raise env.client.fail(DeadlinePassed, what, "resetting", "a car at rest")
 
-# %% ../../nbs/car/50_environment.ipynb #b37cbfbf
+# %% ../../nbs/car/50_environment.ipynb #2d2c98aa
 for _scene, _id in ENVIRONMENT_IDS.items():
     if _id not in gym.registry:
         gym.register(_id, entry_point="rlnb.car.environment:DonkeyEnv", kwargs={"scene": _scene})

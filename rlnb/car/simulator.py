@@ -7,7 +7,7 @@ __all__ = ['STEP', 'SUBSTEPS', 'X', 'Z', 'YAW', 'SPEED', 'STEER', 'THROTTLE', 'Y
            'WorldConfig', 'Laps', 'site', 'starting_pose', 'stop_at_barrier', 'observe', 'World', 'node_position',
            'lidar_sweep']
 
-# %% ../../nbs/car/40_simulator.ipynb #6036dda9
+# %% ../../nbs/car/40_simulator.ipynb #2870c224
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from .camera import RESOLUTION, Camera, CameraConfig, beams, look_of, paint
 from .protocol import Telemetry
 from .tracks import Locator, named_track, random_track
 
-# %% ../../nbs/car/40_simulator.ipynb #b82548da
+# %% ../../nbs/car/40_simulator.ipynb #ed635c36
 @dataclass(frozen=True)
 class CarParams:
     "A DonkeyCar, in Unity units."
@@ -39,7 +39,7 @@ X, Z, YAW, SPEED, STEER, THROTTLE, YAW_RATE, SLIP = range(
     8
 )  # the car's state: units, rad, units/s, rad, -1..1, rad/s, share of grip asked for
 
-# %% ../../nbs/car/40_simulator.ipynb #71f0a7db
+# %% ../../nbs/car/40_simulator.ipynb #a33ac41d
 @numba.njit(cache=True)
 def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, brake_force, grip, motor_lag, servo_lag):
     "Advances `state` (8,) by one frame in place, under steering and throttle in -1..1 and brake in 0..1."
@@ -63,7 +63,7 @@ def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, br
         state[YAW] += dt * rate
         state[SPEED], state[YAW_RATE], state[SLIP] = speed, rate, asked
 
-# %% ../../nbs/car/40_simulator.ipynb #667e73a7
+# %% ../../nbs/car/40_simulator.ipynb #e1dc3349
 @dataclass(frozen=True)
 class WorldConfig:
     "What a stand-in world is made of."
@@ -83,7 +83,7 @@ class WorldConfig:
 
 GRID = 4.0  # units behind the start line where a car is put
 
-# %% ../../nbs/car/40_simulator.ipynb #6113d0ec
+# %% ../../nbs/car/40_simulator.ipynb #0d9c32aa
 class Laps:
     "Turns a car's progress into the events of a race."
 
@@ -125,7 +125,7 @@ class Laps:
                 events.append({"msg_type": "race_stop"})
         return events
 
-# %% ../../nbs/car/40_simulator.ipynb #f1dd7524
+# %% ../../nbs/car/40_simulator.ipynb #86fe487c
 @lru_cache(maxsize=48)
 def site(scene, seed=0):
     """The `Track` and the painted `Ground` of a scene; `seed` matters only for `generated_road`.
@@ -135,7 +135,7 @@ def site(scene, seed=0):
     track = random_track(int(scene.split("-")[1])) if scene.startswith("random-") else named_track(scene, seed)
     return track, paint(track, look_of(track.look), seed)
 
-# %% ../../nbs/car/40_simulator.ipynb #19883312
+# %% ../../nbs/car/40_simulator.ipynb #dde6b822
 def starting_pose(world):
     "Where a car is put: on the grid, or anywhere on the road if so configured; x, z in units, heading in rad."
     t = world.track
@@ -180,17 +180,14 @@ def observe(world):
         hit=world.hit,
     )
 
-# %% ../../nbs/car/40_simulator.ipynb #c9dd2675
+# %% ../../nbs/car/40_simulator.ipynb #7852a1b3
 class World:
     "A stand-in simulator in process: deterministic for a seed and a sequence of commands."
 
     def __init__(self, config=WorldConfig(), camera=CameraConfig(), track=None, look=None):  # noqa: B008
         self.config = config
-        self.track, self.ground = (
-            (track, paint(track, look, config.seed))
-            if track
-            else site(config.scene, config.seed if config.scene == "generated_road" else 0)
-        )
+        road = config.seed if config.scene == "generated_road" else 0
+        self.track, self.ground = (track, paint(track, look, config.seed)) if track else site(config.scene, road)
         self.seed(config.seed)
         self.locator, self.laps, self.car = Locator(self.track), Laps(self.track, config), np.zeros(8)
         self.params = tuple(getattr(config.car, f) for f in CarParams.__dataclass_fields__)
@@ -241,14 +238,13 @@ class World:
     def image(self):
         "What the camera sees, uint8 (height, width, channels)."
         if self._image is None:
-            self._image = self.camera.frame(
-                self.car[X], self.car[Z], self.car[YAW], self.config.image_noise, (self.noise_seed * 1000003 + self.frames) % (1 << 31)
-            )
+            seed = (self.noise_seed * 1000003 + self.frames) % (1 << 31)
+            self._image = self.camera.frame(self.car[X], self.car[Z], self.car[YAW], self.config.image_noise, seed)
         return self._image
 
 
 
-# %% ../../nbs/car/40_simulator.ipynb #a90e0e67
+# %% ../../nbs/car/40_simulator.ipynb #9c144620
 def node_position(world, index):
     "The reply to `node_position`: place (raw Unity units) and rotation (a quaternion about the vertical) of a centre-line node, or None."
     if not 0 <= index < len(world.track.points):
