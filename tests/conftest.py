@@ -86,7 +86,8 @@ root: str = ""  # the project's folder""", """\
 from rlnb.lab.runs import Run
 run = Run.open(run_dir, writer=True)
 verdict = run.evaluation("verdict")
-run.save_evaluation("review", {"decision": "continue_same_stage_more_steps", "because": f"{len(verdict['reasons'])} limits are not met"})""")
+because = f"{len(verdict['reasons'])} limits are not met"
+run.save_evaluation("review", {"decision": "continue_same_stage_more_steps", "because": because})""")
 
 
 def notebook(path: Path, cells, title: str = "Stage") -> Path:

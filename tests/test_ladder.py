@@ -97,7 +97,8 @@ def test_a_fail_gets_the_extension_once_and_then_stops_the_ladder(project):
     assert milestones == {"first": 1_000_000, "last": 6_000_000}, "the extension went on from the last checkpoint"
     assert "point_hold: NOT passed: crash_rate" in done.stdout and "point_reach" not in done.stdout
     assert "point_hold: decision continue_same_stage_more_steps: " in done.stdout and "decision" not in hover
-    assert hold["decision"] == "continue_same_stage_more_steps" and (project.root / "reports/packets" / hold["id"] / "tracker_review.ipynb").exists()
+    assert hold["decision"] == "continue_same_stage_more_steps"
+    assert (project.root / "reports" / "packets" / hold["id"] / "tracker_review.ipynb").exists()
     state = json.loads((project.root / "data" / "state.json").read_text())
     assert state["open_decision"] == {"run": hold["id"], "stage": "point_hold", "decision": "continue_same_stage_more_steps"}
     again = project.rlnb("ladder", "--until", "point_reach")

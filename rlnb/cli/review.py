@@ -125,7 +125,7 @@ def outcome_of(settings: Settings, gates: Gates, run: Run) -> tuple[Outcome, Seq
     answers = {str(cause): list(why) for cause, why in answer(written).items()}
     if not run.evaluation("verdict")["passed"]:
         decision, because = decide_failing(case, written)
-        return Outcome(case.stage, False, str(decision), because, answers, [], _command_after_fail(case, decision)), written
+        return Outcome(case.stage, False, str(decision), because, answers, [], _command_after_fail(run, case, decision)), written
     last = stage == gates.ladder("tracker")[-1]
     conditions = promotion_conditions(settings, gates) if last else conditions_of(settings, run)
     planner = passed_run(settings, stage.next) if last and stage.next else None
@@ -135,13 +135,13 @@ def outcome_of(settings: Settings, gates: Gates, run: Run) -> tuple[Outcome, Seq
     return Outcome(case.stage, True, str(decision), because, answers, [asdict(c) for c in conditions], command), written
 
 
-def _command_after_fail(case, decision) -> str:
+def _command_after_fail(run: Run, case, decision) -> str:
     "The command that follows a failing decision."
     from rlnb.tracker.audit import Decision
 
     if decision == Decision.more_steps:
         return f"rlnb stage {case.stage} --timesteps {max(case.budget, 2 * case.trained):_}"
-    return f"rlnb audit --stage {case.stage}"
+    return f"rlnb audit {run.id}"
 
 
 def long_command(settings: Settings, gates: Gates, run: Run) -> str:
@@ -219,7 +219,7 @@ def review(options) -> int:
     run.update(decision=found["decision"])
     State.rebuild(settings, [s.name for s in gates.ladder()])
     print(f"{run.id}: {'passed' if found['passed'] else 'not passed'}")
-    for cause, why in found["answers"].items():
+    for cause, why in found["answers"].items() if not found["passed"] else ():
         print(f"  {cause}: {why[0] + (f' (and {len(why) - 1} more)' if len(why) > 1 else '') if why else 'not suspected'}")
     for condition in found["conditions"]:
         print(f"  {'ok' if condition['ok'] else 'NO'}  {condition['name']}{'' if condition['ok'] else ': ' + condition['why']}")
