@@ -41,7 +41,7 @@ FRAME_DEPTH = 0.01  # m, half thickness of the frame
 STAND = ((0.0, 0.0, -0.86), (0.05, 0.05, 0.50))  # m, centre in the gate's frame and half size
 DRONE = (0.07, 0.07, 0.02)  # m, half size of the drone's collision box
 
-
+# %% ../../nbs/tracker/85_aperture.ipynb #54e88d93
 @dataclass(frozen=True)
 class Gates:
     "Upright gates, one a row; each frame has x along the way through, y to the left, z up."
@@ -163,7 +163,7 @@ class ApertureEnv(TrackerEnv):
         "The gates (envs,) on the references of the rows (envs,) of a pool."
         return gates_on(pool.position[row], pool.velocity[row], pool.kind[row])
 
-
+# %% ../../nbs/tracker/85_aperture.ipynb #a6b2caf9
 def surroundings(position: jax.Array, last: jax.Array, stop: jax.Array, gates: Gates) -> Surroundings:
     "What is around drones at `position` (envs, 3) m that came from `last`; phases by the place before or behind the gate."
     at, before = gates.local(position), gates.local(last)

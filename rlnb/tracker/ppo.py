@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Distribution', 'PPOConfig', 'MLP', 'Policy', 'with_trunk', 'joined', 'Learner', 'advantages', 'Transition',
-           'TrainState', 'rollout', 'Batch', 'actor_loss', 'critic_loss', 'gradient_step', 'learn', 'merge_statistics',
-           'update', 'make_train']
+           'TrainState', 'rollout', 'Batch', 'actor_loss', 'restlessness', 'critic_loss', 'gradient_step', 'learn',
+           'merge_statistics', 'update', 'make_train']
 
 # %% ../../nbs/tracker/60_ppo.ipynb #b99f1fbe
 import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
@@ -23,7 +23,7 @@ import optax
 from brax.envs.base import Env, State
 from flax import struct
 
-# %% ../../nbs/tracker/60_ppo.ipynb #a65166f9
+# %% ../../nbs/tracker/60_ppo.ipynb #217989c0
 class Distribution(StrEnum):
     "How the policy's Gaussian becomes an action in [-1, 1]."
 
@@ -47,6 +47,7 @@ class PPOConfig:
     hidden: tuple[int, ...] = (64, 64)  # tanh layers, actor and critic alike
     log_std: float = -1.0  # initial, before squashing
     distribution: Distribution = Distribution.tanh_normal
+    smoothness: float = 5.0  # charge for a mean action that changes from one step to the next, in the actor's loss
     min_std: float = 0.05  # smallest standard deviation by which an observation column is divided
     memory: float = 1e6  # samples after which the observation statistics begin to forget
     normalise: bool = True  # keep observation statistics at all; without, features go in as they are
@@ -77,7 +78,7 @@ class Policy:
     variance: jax.Array  # (features,) running variance
     count: jax.Array  # () samples seen
 
-# %% ../../nbs/tracker/60_ppo.ipynb #c1cf7e48
+# %% ../../nbs/tracker/60_ppo.ipynb #f46e0b31
 def with_trunk(network: dict, other: dict) -> dict:
     "The parameters of `network` with every layer but the last taken from `other`."
     last = f"Dense_{len(network['params']) - 1}"
@@ -93,7 +94,7 @@ def joined(actor_grad: tuple, critic_grad: dict, limit: float) -> tuple[tuple, d
     of_actor, of_critic = ({"params": trunk | {last: head}} for head in heads)
     return jax.tree.map(lambda g: scale * g, ((of_actor, log_std), of_critic))
 
-# %% ../../nbs/tracker/60_ppo.ipynb #8626e074
+# %% ../../nbs/tracker/60_ppo.ipynb #86396716
 class Learner:
     "The functions of PPO for one environment and one configuration; all pure, none keeps state."
 
@@ -200,27 +201,37 @@ def rollout(learner: Learner, state: TrainState) -> tuple[TrainState, Transition
     (env, key), steps = jax.lax.scan(advance, (state.env, state.key), length=learner.config.unroll)
     return state.replace(env=env, key=key, steps=state.steps + steps.reward.size), steps
 
-# %% ../../nbs/tracker/60_ppo.ipynb #e24796fe
+# %% ../../nbs/tracker/60_ppo.ipynb #98881965
 class Batch(NamedTuple):
-    "What one gradient step looks at; every field (samples, ...)."
+    "What one gradient step looks at; every field (steps, envs, ...), steps in their order."
 
     obs: jax.Array
     raw: jax.Array
     log_prob: jax.Array
     advantage: jax.Array
     target: jax.Array  # return that the critic should have predicted
+    done: jax.Array  # 1 where an episode ended with this step
 
 
 def actor_loss(learner: Learner, policy: Policy, batch: Batch) -> tuple[jax.Array, dict]:
     "Clipped objective, to be minimised, and what it says about the step."
-    log_ratio = learner.log_prob(learner.location(policy, batch.obs), policy.log_std, batch.raw) - batch.log_prob
+    location = learner.location(policy, batch.obs)
+    log_ratio = learner.log_prob(location, policy.log_std, batch.raw) - batch.log_prob
     ratio, clip = jnp.exp(log_ratio), learner.config.clip
     advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
     gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage).mean()
     entropy = (policy.log_std + 0.5 * jnp.log(2 * jnp.pi * jnp.e)).sum()  # of the Gaussian before squashing
     aside = {"policy_loss": -gain, "entropy": entropy, "approx_kl": (ratio - 1 - log_ratio).mean(),
              "clip_fraction": (jnp.abs(ratio - 1) > clip).mean()}
-    return -gain - learner.config.entropy * entropy, aside
+    restless = restlessness(learner.squash(location), batch.done)
+    aside["restlessness"] = restless
+    return -gain - learner.config.entropy * entropy + learner.config.smoothness * restless, aside
+
+
+def restlessness(action: jax.Array, done: jax.Array) -> jax.Array:
+    "Mean squared change of the mean action (steps, envs, actions) from step to step, within episodes (Mysore et al. 2021, CAPS)."
+    change = jnp.sum((action[1:] - action[:-1]) ** 2, axis=-1)
+    return jnp.mean(change * (1 - done[:-1]))
 
 
 def critic_loss(learner: Learner, policy: Policy, batch: Batch) -> jax.Array:
@@ -228,7 +239,7 @@ def critic_loss(learner: Learner, policy: Policy, batch: Batch) -> jax.Array:
     error = (learner.value(policy, batch.obs) - batch.target) / learner.value_scale
     return 0.5 * jnp.mean(error**2)
 
-# %% ../../nbs/tracker/60_ppo.ipynb #41595f46
+# %% ../../nbs/tracker/60_ppo.ipynb #5e209ade
 def gradient_step(learner: Learner, carry, batch: Batch, rate: jax.Array):
     "One Adam step of actor and critic, each with its own gradient clip."
     policy, actor_opt, critic_opt = carry
@@ -264,7 +275,7 @@ def learn(learner: Learner, state: TrainState, batch: Batch, rate: jax.Array) ->
         dealt = jax.random.permutation(epoch_key, envs).reshape(c.minibatches, -1)
 
         def part(carry, rows):
-            some = jax.tree.map(lambda x: x[:, rows].reshape(-1, *x.shape[2:]), batch)
+            some = jax.tree.map(lambda x: x[:, rows], batch)
             return gradient_step(learner, carry, some, rate)
 
         return jax.lax.scan(part, carry, dealt)
@@ -274,7 +285,7 @@ def learn(learner: Learner, state: TrainState, batch: Batch, rate: jax.Array) ->
     state = state.replace(policy=policy, actor_optimiser=actor_opt, critic_optimiser=critic_opt, key=key)
     return state, jax.tree.map(jnp.mean, aside)
 
-# %% ../../nbs/tracker/60_ppo.ipynb #dfc59435
+# %% ../../nbs/tracker/60_ppo.ipynb #fc1c52a3
 def merge_statistics(policy: Policy, obs: jax.Array, memory: float) -> Policy:
     "Running mean and variance after seeing the features `obs` (..., features)."
     obs = obs.reshape(-1, obs.shape[-1])
@@ -301,7 +312,7 @@ def update(learner: Learner, state: TrainState, rate: jax.Array) -> tuple[TrainS
         "action_std": jnp.exp(state.policy.log_std).mean(),
         "crash_rate": (steps.done * (1 - steps.truncated)).sum() / jnp.maximum(steps.done.sum(), 1.0),
         **{name: value.mean() for name, value in steps.metrics.items()}}
-    state, aside = learn(learner, state, Batch(steps.obs, steps.raw, steps.log_prob, advantage, target), rate)
+    state, aside = learn(learner, state, Batch(steps.obs, steps.raw, steps.log_prob, advantage, target, steps.done), rate)
     if c.normalise:
         state = state.replace(policy=merge_statistics(state.policy, learner.features(steps.obs), c.memory))
     return state, report | aside | {"step": state.steps}

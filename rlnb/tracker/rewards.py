@@ -6,7 +6,7 @@
 __all__ = ['closeness', 'ReferenceCommandReward', 'horizon_direction', 'line_distance', 'cross_track', 'approaching',
            'velocity_back', 'Outcome', 'reward_terms']
 
-# %% ../../nbs/tracker/40_rewards.ipynb #b4c8f918
+# %% ../../nbs/tracker/40_rewards.ipynb #f2a83e53
 from dataclasses import dataclass
 from functools import singledispatch
 
@@ -22,7 +22,7 @@ def closeness(error: jax.Array, wide: float, narrow: float) -> jax.Array:
     "1 at zero error, falling to 0: mean of two exponentials with the given scales (unit of `error`)."
     return 0.5 * jnp.exp(-error / wide) + 0.5 * jnp.exp(-error / narrow)
 
-# %% ../../nbs/tracker/40_rewards.ipynb #944c2492
+# %% ../../nbs/tracker/40_rewards.ipynb #3161305b
 @dataclass(frozen=True)
 class ReferenceCommandReward:
     "Weight of each term; every term is within [0, 1] for payments and [-1, 0] for charges."
@@ -39,7 +39,7 @@ class ReferenceCommandReward:
     slow_stop: float = 0.2  # charge for standing still where slow motion is asked for
     recovery: float = 0.1  # closeness of the speed while regaining it
     action_size: float = 0.02  # charge for large commands
-    action_change: float = 5.0  # charge for changing the command
+    action_change: float = 2.0  # charge for changing the command
     upright: float = 0.1  # charge for tilt
     spin: float = 0.05  # charge for turning quickly
     crash: float = 20.0  # charge on a crash, once
@@ -84,7 +84,7 @@ def velocity_back(command: Command, position: jax.Array, rate: float, limit: flo
     back = back * jnp.minimum(1.0, limit / jnp.maximum(jnp.linalg.norm(back, axis=-1, keepdims=True), 1e-6))
     return command.velocity + jnp.where(approaching(command)[:, None], 0.0, back)
 
-# %% ../../nbs/tracker/40_rewards.ipynb #6ef3fdc0
+# %% ../../nbs/tracker/40_rewards.ipynb #7f76f708
 @dataclass(frozen=True)
 class Outcome:
     "What one control step led to, for every drone."

@@ -53,7 +53,7 @@ class DisturbedExaminer(Examiner):
         pilot._fly = partial(self._under, {name: jnp.float32(value) for name, value in asdict(disturbance or Disturbance()).items()})
         return Examiner.fly(pilot, policy, exam, seeds, ground)
 
-
+# %% ../../nbs/tracker/88_robustness.ipynb #7b557a05
 ROW = ("success_rate", "crash_rate", "position_error", "position_error_p90", "cross_track", "velocity_error", "action_delta")
 
 

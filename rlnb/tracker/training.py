@@ -24,9 +24,9 @@ from .environment import TrackerConfig, TrackerEnv
 from .exams import EXAMS, Examiner, find_exam, measure
 from .ppo import PPOConfig, make_train
 
-# %% ../../nbs/tracker/90_training.ipynb #f5949c75
+# %% ../../nbs/tracker/90_training.ipynb #aabc31a6
 HELD_OUT = ("zigzag", "lemniscate")
-OWN, BELOW, ABOVE = 5.0, 1.0, 0.25  # weights of a stage's own families, of those below and of those above
+OWN, BELOW, ABOVE = 3.0, 1.0, 1.0  # weights of a stage's own families, of those below and of those above
 
 
 def practised(stage: str) -> dict[str, float]:
@@ -39,14 +39,14 @@ def practised(stage: str) -> dict[str, float]:
         weights |= {family: weight / len(families) for family in sorted(families)}
     return weights
 
-# %% ../../nbs/tracker/90_training.ipynb #392c7b3c
+# %% ../../nbs/tracker/90_training.ipynb #8373bdf7
 @dataclass(frozen=True)
 class Schedule:
     "Learning rate over the environment steps of a policy and all its ancestors."
 
-    first: float = 1.5e-3
+    first: float = 1e-3
     last: float = 3e-4
-    steps: int = 6_000_000  # after which the rate stays at `last`
+    steps: int = 4_000_000  # after which the rate stays at `last`
 
     def rate(self, lineage: int) -> float:
         "Learning rate after `lineage` steps of experience."
