@@ -32,7 +32,8 @@ def scene(position=(0.0, 0, 1), velocity=(0.5, 0, 0), target=(0.0, 0, 1), yaw=0.
     place, motion, point = (jnp.array([v], jnp.float32) for v in (position, velocity, target))
     body = Body(place, quaternion(jnp.array([[0.0, 0, yaw]])), motion, jnp.zeros((1, 3)))
     ahead = [point + jnp.array([[metres, 0, 0]]) for metres in (0.0, 0.05, 0.1)]
-    return body, Command(*ahead, jnp.array([[0.5, 0, 0]]), jnp.array([0.5]), jnp.zeros(1), jnp.array([kind]), jnp.array([False]), jnp.array([True]))
+    return body, Command(*ahead, velocity=jnp.array([[0.5, 0, 0]]), speed=jnp.array([0.5]), heading=jnp.zeros(1), kind=jnp.array([kind]),
+                         brake=jnp.array([False]), rolling=jnp.array([True]))
 
 
 def around(gate=(-1.0, 0.1, 0.05), obstacle=(0.0, -0.3, 0.4), detected=True, phase=PlannerPhase.cruise, crossed=False) -> Surroundings:
@@ -177,7 +178,8 @@ def flights(y, z=0.0, backwards=False, yaw=0.0, steps=300, speed=0.5, direction=
     none = np.zeros((n, steps))
     made = dict(position=flown @ turn + [0, 0, 1], velocity=velocity, yaw=none + yaw + direction, tilt=none + tilt,
                 action=np.zeros((n, steps, 4)), reference=forward @ turn + [0, 0, 1], desired_velocity=velocity, desired_speed=pace,
-                heading=none, kind=none.astype(int), phase=none.astype(int), turning=none > 0, start=np.zeros((n, 3)), length=np.full(n, steps), crash_step=np.full(n, steps), fixed=np.zeros(n, bool))
+                heading=none, kind=none.astype(int), phase=none.astype(int), turning=none > 0, start=np.zeros((n, 3)),
+                length=np.full(n, steps), crash_step=np.full(n, steps), fixed=np.zeros(n, bool))
     return Flights(**(made | changes))
 
 
