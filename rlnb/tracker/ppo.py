@@ -253,17 +253,16 @@ def gradient_step(learner: Learner, carry, batch: Batch, rate: jax.Array):
     actor_part = (policy.actor, policy.log_std)
     (_, aside), actor_grad = jax.value_and_grad(of_actor, has_aux=True)(actor_part)
     loss, critic_grad = jax.value_and_grad(of_critic)(policy.critic)
-    norms = {"actor_grad_norm": optax.global_norm(actor_grad), "critic_grad_norm": optax.global_norm(critic_grad)}
-    if learner.config.shared_trunk:
-        actor_grad, critic_grad = joined(actor_grad, critic_grad, learner.config.max_grad_norm)
-    actor_move, actor_opt = learner.optimiser.update(actor_grad, actor_opt)
-    critic_move, critic_opt = learner.optimiser.update(critic_grad, critic_opt)
+    used = joined(actor_grad, critic_grad, learner.config.max_grad_norm) if learner.config.shared_trunk else (actor_grad, critic_grad)
+    actor_move, actor_opt = learner.optimiser.update(used[0], actor_opt)
+    critic_move, critic_opt = learner.optimiser.update(used[1], critic_opt)
     descend = lambda x, move: x - rate * move
     actor, log_std = jax.tree.map(descend, actor_part, actor_move)
     critic = jax.tree.map(descend, policy.critic, critic_move)
     critic = with_trunk(critic, actor) if learner.config.shared_trunk else critic
     policy = policy.replace(actor=actor, log_std=log_std, critic=critic)
-    return (policy, actor_opt, critic_opt), aside | {"value_loss": loss} | norms
+    aside |= {"value_loss": loss, "actor_grad_norm": optax.global_norm(actor_grad), "critic_grad_norm": optax.global_norm(critic_grad)}
+    return (policy, actor_opt, critic_opt), aside
 
 
 def learn(learner: Learner, state: TrainState, batch: Batch, rate: jax.Array) -> tuple[TrainState, dict]:
