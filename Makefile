@@ -25,8 +25,8 @@ $(STAMP): constraints.txt pyproject.toml
 	@touch $@
 	@echo "set up: $$($(BIN)/python --version) in .venv"
 
-ladder: setup ## the main job: train, examine, gate and report the tracker's first rungs
-	@$(BIN)/rlnb ladder --until point_reach
+ladder: setup ## the main job: train, examine, gate and report the eleven rungs of the tracker
+	@$(BIN)/rlnb ladder
 
 test: setup ## all tests: drift, style, source notebooks, pytest
 	@$(BIN)/python -m rlnb.cli.drift

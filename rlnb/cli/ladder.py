@@ -126,7 +126,7 @@ def rung(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | None) -
 
 
 def _work(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | None, marks: dict, known: dict | None) -> Rung:
-    "Trains what is not trained, examines, judges; once more with the extension's budget if the gate says no."
+    "Trains what is not trained, examines, judges; once more with the extension's budget unless that is gold."
     run, news, done = _open_run(job, stage, parent, checkpoint, marks, known)
     with closing(run):
         run.start()
@@ -136,7 +136,7 @@ def _work(job: Job, stage: Stage, parent: Rung | None, checkpoint: Path | None, 
         if done < total or not run.best_checkpoint():
             train(job, stage, run, checkpoint, total, resume=any(run.checkpoints.iterdir()))
         verdict = examine(job, stage, run)
-        if not verdict.passed and not job.timesteps and stage.budget.extension and total == budget:
+        if not verdict.gold and not job.timesteps and stage.budget.extension and total == budget:  # gold is the aim, a pass is the key
             total = budget + stage.budget.extension
             run.update(extended_to=total)
             train(job, stage, run, checkpoint, total, resume=True)

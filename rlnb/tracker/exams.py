@@ -11,9 +11,10 @@ __all__ = ['EXAMS', 'NEAR', 'SOON', 'Exam', 'Flights', 'Examiner', 'find_exam', 
 # %% ../../nbs/tracker/80_exams.ipynb #b99f1fbe
 import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
-# %% ../../nbs/tracker/80_exams.ipynb #75665751
+# %% ../../nbs/tracker/80_exams.ipynb #741a952f
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +55,7 @@ EXAMS = {exam.name: exam for exam in (
          (("kinds_missing", 0), ("rush", 2.0), ("stop", 2.0))),
 )}
 
-# %% ../../nbs/tracker/80_exams.ipynb #f2f3f41f
+# %% ../../nbs/tracker/80_exams.ipynb #cf13c715
 @dataclass(frozen=True)
 class Flights:
     "Recorded episodes, one a row; step t holds the state after action t and the command of that moment."
@@ -89,6 +90,11 @@ class Flights:
     def crashed(self) -> np.ndarray:
         "(episodes,) bool: crashed before the sequence was over."
         return self.crash_step < self.length
+
+    @functools.cached_property
+    def cross_track(self) -> np.ndarray:
+        "`cross_track_errors` (episodes, steps) m, computed once."
+        return cross_track_errors(self)
 
 # %% ../../nbs/tracker/80_exams.ipynb #4df5182d
 class Examiner:
@@ -146,10 +152,10 @@ def find_exam(exam: Exam | str) -> Exam:
         raise ValueError(f"unknown exam {exam!r}: choose from {', '.join(EXAMS)}")
     return EXAMS[exam]
 
-# %% ../../nbs/tracker/80_exams.ipynb #27345612
+# %% ../../nbs/tracker/80_exams.ipynb #dba872a9
 def save_flights(path: Path, flights: Flights) -> Path:
     "Write flights as one compressed `.npz` file, in single precision."
-    values = {name: value for name, value in vars(flights).items() if value is not None}
+    values = {f.name: value for f in fields(flights) if (value := getattr(flights, f.name)) is not None}
     single = {name: np.float32(v) if isinstance(v, np.ndarray) and v.dtype == np.float64 else v for name, v in values.items()}
     np.savez_compressed(path, **single)
     return Path(path)
@@ -259,10 +265,10 @@ def turn_overshoots(flights: Flights) -> np.ndarray:
             past.append(np.inf)  # never got there
     return np.array(past)
 
-# %% ../../nbs/tracker/80_exams.ipynb #aae588e0
+# %% ../../nbs/tracker/80_exams.ipynb #24b86988
 def oscillation(flights: Flights, cut: float = 1.0, floor: float = 0.02) -> np.ndarray:
     "`rms(cross-track error above cut Hz) / (rms(cross-track error) + floor m)` (episodes,), between 0 and 1."
-    errors, shares = cross_track_errors(flights), []
+    errors, shares = flights.cross_track, []
     for row, end in zip(errors, np.minimum(flights.length, flights.crash_step)):
         row = row[:max(end, 2)]
         spectrum = np.fft.rfft(row)
@@ -288,7 +294,7 @@ def kinds_seen(flights: Flights) -> np.ndarray:
     "How many of the four kinds (episodes,) were commanded while the drone flew."
     return np.array([len(set(kind[valid].tolist())) for kind, valid in zip(flights.kind, flights.valid)])
 
-# %% ../../nbs/tracker/80_exams.ipynb #4787152c
+# %% ../../nbs/tracker/80_exams.ipynb #7e621e65
 def episode_figures(flights: Flights) -> dict[str, np.ndarray]:
     "One value (episodes,) each: what success is judged by and distributions are drawn from."
     valid = flights.valid
@@ -296,7 +302,7 @@ def episode_figures(flights: Flights) -> dict[str, np.ndarray]:
     speed = np.linalg.norm(flights.velocity, axis=-1)
     turn = np.abs(np.angle(np.exp(1j * (flights.heading - flights.yaw))))
     return {
-        "position_error": mean(position_errors(flights)), "cross_track": mean(cross_track_errors(flights)), "speed": mean(speed),
+        "position_error": mean(position_errors(flights)), "cross_track": mean(flights.cross_track), "speed": mean(speed),
         "velocity_error": mean(np.linalg.norm(flights.velocity - flights.desired_velocity, axis=-1)), "heading_error": mean(turn),
         "final_error": last_steps(flights, position_errors(flights)), "terminal_speed": last_steps(flights, speed),
         "overshoot": overshoots(flights), "time_to_target": times_to_target(flights), "path_completion": path_completion(flights),
@@ -322,7 +328,7 @@ def measure(flights: Flights, exam: Exam | str) -> dict[str, float | int | bool]
     turn = np.abs(np.angle(np.exp(1j * (flights.heading - flights.yaw))))
     yaw_rate = np.abs(np.diff(np.unwrap(flights.yaw, axis=1), axis=1))[valid[:, 1:]] / DT
     per_step = {
-        "position_error": position_errors(flights)[valid], "cross_track": cross_track_errors(flights)[valid],
+        "position_error": position_errors(flights)[valid], "cross_track": flights.cross_track[valid],
         "velocity_error": np.linalg.norm(flights.velocity - flights.desired_velocity, axis=-1)[valid],
         "speed_error": np.abs(speed - flights.desired_speed)[valid], "heading_error": turn[valid], "speed": speed[valid],
         "action_delta": change, "yaw_rate": yaw_rate, "action_norm": np.linalg.norm(flights.action, axis=-1)[valid]}
