@@ -823,6 +823,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'rlnb.tracker.ppo.learn': ('tracker/ppo.html#learn', 'rlnb/tracker/ppo.py'),
                                   'rlnb.tracker.ppo.make_train': ('tracker/ppo.html#make_train', 'rlnb/tracker/ppo.py'),
                                   'rlnb.tracker.ppo.merge_statistics': ('tracker/ppo.html#merge_statistics', 'rlnb/tracker/ppo.py'),
+                                  'rlnb.tracker.ppo.restlessness': ('tracker/ppo.html#restlessness', 'rlnb/tracker/ppo.py'),
                                   'rlnb.tracker.ppo.rollout': ('tracker/ppo.html#rollout', 'rlnb/tracker/ppo.py'),
                                   'rlnb.tracker.ppo.update': ('tracker/ppo.html#update', 'rlnb/tracker/ppo.py'),
                                   'rlnb.tracker.ppo.with_trunk': ('tracker/ppo.html#with_trunk', 'rlnb/tracker/ppo.py')},
