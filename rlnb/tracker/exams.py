@@ -6,7 +6,8 @@
 __all__ = ['EXAMS', 'NEAR', 'SOON', 'Exam', 'Flights', 'Examiner', 'find_exam', 'save_flights', 'load_flights', 'position_errors',
            'cross_track_errors', 'overshoots', 'last_steps', 'times_to_target', 'visited', 'path_completion',
            'phase_ends', 'completion', 'turn_overshoots', 'oscillation', 'rush_steps', 'stop_steps', 'kinds_seen',
-           'episode_figures', 'successes', 'measure', 'balanced_score']
+           'segments', 'shown_kind', 'confusion', 'dwell_spread', 'episode_figures', 'successes', 'measure',
+           'balanced_score']
 
 # %% ../../nbs/tracker/80_exams.ipynb #b99f1fbe
 import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
@@ -294,6 +295,41 @@ def kinds_seen(flights: Flights) -> np.ndarray:
     "How many of the four kinds (episodes,) were commanded while the drone flew."
     return np.array([len(set(kind[valid].tolist())) for kind, valid in zip(flights.kind, flights.valid)])
 
+# %% ../../nbs/tracker/80_exams.ipynb #23ad488d
+def segments(flights: Flights) -> list[tuple[int, slice]]:
+    "`(episode, steps)` of every stretch of one kind of command that was flown for at least ten steps."
+    found = []
+    for e, end in enumerate(np.minimum(flights.length, flights.crash_step)):
+        kind = flights.kind[e, :end]
+        bounds = [0, *(np.flatnonzero(np.diff(kind)) + 1), end]
+        found += [(e, slice(first, last)) for first, last in pairwise(bounds) if last - first >= 10]
+    return found
+
+
+def shown_kind(speed: np.ndarray) -> Kind:
+    "The kind of command that a stretch of flight with this speed (steps,) m/s looks like."
+    begin, end = speed[:5].mean(), speed[-5:].mean()
+    if end < 0.12 and np.median(speed) < 0.15:
+        return Kind.hold_or_brake
+    if end - begin > 0.12:
+        return Kind.recover_speed
+    return Kind.low_speed_through if np.median(speed) <= 0.42 else Kind.pass_through
+
+
+def confusion(flights: Flights) -> dict[str, dict[str, float]]:
+    "Share of the stretches of each commanded kind (rows) that looked like each kind (columns)."
+    counts = np.zeros((len(Kind), len(Kind)))
+    for e, steps in segments(flights):
+        counts[flights.kind[e, steps.start], shown_kind(np.linalg.norm(flights.velocity[e, steps], axis=-1))] += 1
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return {row.name: {column.name: float(shares[row, column]) for column in Kind} for row in Kind}
+
+
+def dwell_spread(flights: Flights) -> float:
+    "Mean standard deviation of the position (m, root of the summed variances) in the second half of each hold; NaN without holds."
+    halves = [flights.position[e, (steps.start + steps.stop) // 2:steps.stop] for e, steps in segments(flights) if flights.kind[e, steps.start] == Kind.hold_or_brake]
+    return float(np.mean([np.sqrt(half.var(axis=0).sum()) for half in halves])) if halves else float("nan")
+
 # %% ../../nbs/tracker/80_exams.ipynb #7e621e65
 def episode_figures(flights: Flights) -> dict[str, np.ndarray]:
     "One value (episodes,) each: what success is judged by and distributions are drawn from."
@@ -369,7 +405,7 @@ def _of_segments(flights: Flights) -> dict[str, float]:
         found |= {"corner_completion": completion(flights, turning=True), "corner_overshoot": past, "switch_overshoot": past}
     return found
 
-# %% ../../nbs/tracker/80_exams.ipynb #063b1de4
+# %% ../../nbs/tracker/80_exams.ipynb #57c61920
 def _of_kinds(flights: Flights) -> dict[str, float]:
     "Figures per kind of command; only where a sequence holds more than moving and holding."
     seen = set(flights.kind[flights.valid].tolist())
@@ -387,6 +423,7 @@ def _of_kinds(flights: Flights) -> dict[str, float]:
         if where[kind].any():
             found |= {f"{kind.name}_position_error": float(error[where[kind]].mean()), f"{kind.name}_velocity_error": float(slip[where[kind]].mean()),
                       f"{kind.name}_speed": float(speed[where[kind]].mean())}
+    found |= {"dwell_spread": dwell_spread(flights), "confusion": confusion(flights)}
     if cruise.any():
         found["velocity_reduction"] = float(speed[cruise].mean() - speed[slow].mean())
     return found
