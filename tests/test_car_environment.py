@@ -340,28 +340,25 @@ def test_real_server_stopped_in_mid_episode_passes_the_deadline():
 
 
 def test_sim_command_ends_on_interrupt_and_frees_its_port():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0", "--scene", "warren"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    line = process.stdout.readline()
-    assert "stand-in simulator (not the Unity simulator)" in line
-    port = int(line.split(" on 127.0.0.1:")[1].split(",")[0])
-    env = DonkeyEnv(None, port=port)
-    env.reset()
-    env.step((0.0, 0.3))
-    again = subprocess.run(
-        [sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", str(port)], capture_output=True, text=True, timeout=60
-    )
-    assert again.returncode == 1 and "port_taken" in again.stderr and again.stderr.count("\n") == 1
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=10)
-    assert process.returncode == 0 and "control messages answered" in out
-    env.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=1)
+    process = subprocess.Popen([*SIM, "--scene", "warren"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        assert "stand-in simulator (not the Unity simulator)" in line
+        port = int(line.split(" on 127.0.0.1:")[1].split(",")[0])
+        env = DonkeyEnv(None, port=port)
+        env.reset()
+        env.step((0.0, 0.3))
+        again = subprocess.run([*SIM, "--port", str(port)], capture_output=True, text=True, timeout=60)
+        assert again.returncode == 1 and "port_taken" in again.stderr and again.stderr.count("\n") == 1
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+        assert process.returncode == 0 and "control messages answered" in out
+        env.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=1)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_client_gone_in_mid_message_leaves_the_server_ready():

@@ -212,6 +212,7 @@ def sim(options) -> int:
     )
     pace = "20 frames a second" if options.realtime else "lock-step"
     print(f"stand-in simulator (not the Unity simulator) on {server.host}:{server.port}, {pace}; Ctrl-C ends it", flush=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also when started in the background of a script, which ignores it
     with contextlib.suppress(KeyboardInterrupt):
         server.serve()
     print(f"{server.steps} control messages answered", flush=True)
