@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder test lab notebooks clean-notebooks check-drift export readme
+.PHONY: help setup ladder qualify test lab notebooks clean-notebooks check-drift export readme
 
 # The first of these that is Python 3.11 or newer; any other one: make PYTHON=/path/to/python3 ...
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
@@ -27,6 +27,9 @@ $(STAMP): constraints.txt pyproject.toml
 
 ladder: setup ## the main job: train, examine, gate and report the eleven rungs of the tracker
 	@$(BIN)/rlnb ladder
+
+qualify: setup ## the ladder under seeds 1, 2 and 3, and a summary of median and worst
+	@$(BIN)/rlnb qualify --seeds 1-3
 
 test: setup ## all tests: drift, style, source notebooks, pytest
 	@$(BIN)/python -m rlnb.cli.drift

@@ -338,6 +338,12 @@ def summary(rungs: list[Rung]) -> str:
 def climb(settings: Settings, start: str | None = None, until: str | None = None, fresh: bool = False, verbose: bool = False,
           timesteps: int | None = None, checkpoint: str | None = None, recipe: str = DEFAULT) -> int:
     "Climbs from one stage to another; returns 0 when all passed, 2 when one did not."
+    return 0 if all(r.verdict.passed for r in climbed(settings, start, until, fresh, verbose, timesteps, checkpoint, recipe)) else 2
+
+
+def climbed(settings: Settings, start: str | None = None, until: str | None = None, fresh: bool = False, verbose: bool = False,
+            timesteps: int | None = None, checkpoint: str | None = None, recipe: str = DEFAULT) -> list[Rung]:
+    "Climbs from one stage to another, up to the first that does not pass; returns the rungs."
     gates = load_gates(settings.gates)
     stages = _chosen(gates, start, until)
     job = Job(settings, gates, Terminal(), fresh, verbose, timesteps, recipe)
@@ -353,8 +359,7 @@ def climb(settings: Settings, start: str | None = None, until: str | None = None
                 break
     finally:
         _conclude(job)
-    passed = all(r.verdict.passed for r in job.rungs)
-    return 0 if passed else 2
+    return job.rungs
 
 
 def _chosen(gates: Gates, start: str | None, until: str | None) -> list[Stage]:

@@ -72,6 +72,10 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--until", metavar="STAGE", help="the last stage to climb (default: the last one there is)")
     sub.add_argument("--from", dest="start", metavar="STAGE", help="the first stage to climb; those before must have passed")
     _training_options(sub)
+    sub = command("qualify", run_qualify, "climb the whole ladder under several seeds and summarise", "rlnb qualify --seeds 1-3 --until point_hold")
+    sub.add_argument("--seeds", default="1-3", help="training seeds, such as 1-3 or 1,5,9 (default: 1-3)")
+    sub.add_argument("--until", metavar="STAGE", help="the last stage to climb (default: the last one there is)")
+    _training_options(sub)
     add_review_parsers(command)
     add_car_parser(commands)
     return top
@@ -199,6 +203,13 @@ def run_stage(options) -> int:
     settings = settings_of(options)
     return climb(settings, start=options.stage, until=options.stage, fresh=options.fresh, verbose=options.verbose,
                  timesteps=options.timesteps, checkpoint=options.checkpoint, recipe=options.recipe)
+
+
+def run_qualify(options) -> int:
+    from rlnb.cli.qualify import qualify
+    from rlnb.lab.settings import read_seeds
+
+    return qualify(settings_of(options), read_seeds(options.seeds), options.until, options.fresh, options.verbose)
 
 
 def run_ladder(options) -> int:
