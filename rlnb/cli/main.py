@@ -76,6 +76,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", default="1-3", help="training seeds, such as 1-3 or 1,5,9 (default: 1-3)")
     sub.add_argument("--until", metavar="STAGE", help="the last stage to climb (default: the last one there is)")
     _training_options(sub)
+    sub = command("generalist", run_generalist, "train one policy on all command families alike and examine it on every rung", "rlnb generalist --timesteps 4_000_000")
+    sub.add_argument("--timesteps", type=_count, default=4_000_000, metavar="N", help="environment steps (default: 4_000_000)")
     add_review_parsers(command)
     add_car_parser(commands)
     return top
@@ -210,6 +212,12 @@ def run_qualify(options) -> int:
     from rlnb.lab.settings import read_seeds
 
     return qualify(settings_of(options), read_seeds(options.seeds), options.until, options.fresh, options.verbose)
+
+
+def run_generalist(options) -> int:
+    from rlnb.cli.qualify import generalist
+
+    return generalist(settings_of(options), options.timesteps)
 
 
 def run_ladder(options) -> int:

@@ -26,6 +26,29 @@ def qualify(settings: Settings, seeds, until: str | None = None, fresh: bool = F
     return 0 if complete else 2
 
 
+def generalist(settings: Settings, timesteps: int = 4_000_000) -> int:
+    "Trains one policy on all families alike and examines it on every rung; returns 0 when all passed, 2 when not."
+    from rlnb.cli.ladder import progress
+    from rlnb.lab.notebooks import execute
+    from rlnb.lab.site import publish
+
+    run = Run.create(settings, "generalist", {"timesteps": timesteps, "seed": settings.seed}, settings.seed)
+    run.start()
+    bar = progress("generalist", timesteps, print)
+    try:
+        execute(settings.root / "nbs" / "stages" / "generalist.ipynb", settings.packets / run.id / "generalist.ipynb",
+                {"run_dir": str(run.folder), "root": str(settings.root), "seed": settings.seed, "timesteps": timesteps}, run=run, settings=settings,
+                on_progress=bar.rows, artefacts=["evaluations/generalist.json"])
+        found = run.evaluation("generalist")
+        complete = found["passed"] == len(found["metrics"])
+        run.finish("passed" if complete else "failed", None if complete else f"{len(found['metrics']) - found['passed']} rungs not passed")
+    finally:
+        bar.close()
+        run.close()
+    print(f"\n{found['text']}\n\nsite: {publish(settings)}")
+    return 0 if complete else 2
+
+
 def summarise(settings: Settings, runs: list[str], seeds) -> None:
     "Executes the summary notebook over the runs and publishes it."
     from rlnb.lab.notebooks import execute

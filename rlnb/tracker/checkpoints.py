@@ -85,7 +85,7 @@ def save_checkpoint(folder: Path, state: TrainState, metadata: Metadata) -> Path
         raise CheckpointError(f"cannot write checkpoint {folder.name}: {error.strerror or error}; free the disk or choose another folder") from error
     return folder
 
-# %% ../../nbs/tracker/70_checkpoints.ipynb #680b56d9
+# %% ../../nbs/tracker/70_checkpoints.ipynb #66ce9222
 def read_metadata(folder: Path) -> Metadata:
     "What the checkpoint says about itself."
     folder = Path(folder)
@@ -123,10 +123,13 @@ def _read(folder: Path, like: dict, metadata: Metadata, layout: str) -> dict:
 
 
 def _blank(learner: Learner) -> dict:
-    "A tree of the right shapes to read into."
-    policy = learner.init_policy(jax.random.key(0))
-    return {"policy": policy, "actor_optimiser": learner.optimiser.init((policy.actor, policy.log_std)),
-            "critic_optimiser": learner.optimiser.init(policy.critic), "key": jax.random.key_data(jax.random.key(0)), "steps": jnp.int32(0)}
+    "Zeros of the right shapes to read into; no weights are drawn for it."
+    def fresh():
+        policy = learner.init_policy(jax.random.key(0))
+        return {"policy": policy, "actor_optimiser": learner.optimiser.init((policy.actor, policy.log_std)),
+                "critic_optimiser": learner.optimiser.init(policy.critic), "key": jax.random.key_data(jax.random.key(0)), "steps": jnp.int32(0)}
+
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(fresh))
 
 
 def load_policy(folder: Path, learner: Learner, layout: str = V3.name) -> tuple[Policy, Metadata]:
