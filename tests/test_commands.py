@@ -1,4 +1,6 @@
 """What must hold for every reference that the generator can draw, whatever the family and the seed."""
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,7 +77,7 @@ def test_the_life_of_a_tracker_under_a_planner(name, seed):
     for kind, speed, brake in zip(rows.kind[:, :N], rows.speed[:, :N], rows.brake[:, :N]):
         assert set(kind.tolist()) == set(Kind)
         changes = [0, *(np.flatnonzero(np.diff(kind)) + 1), N]
-        for first, last in zip(changes[:-1], changes[1:]):
+        for first, last in pairwise(changes):
             if last < N:
                 assert last - first >= least[Kind(kind[first])]
             if kind[first] == Kind.hold_or_brake:
