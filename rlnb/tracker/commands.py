@@ -80,7 +80,7 @@ class Family:
     fixed: bool = False
     repeat: int = 1  # how often the phases after the first are flown
 
-# %% ../../nbs/tracker/20_commands.ipynb #836e5d6a
+# %% ../../nbs/tracker/20_commands.ipynb #dad3b7ad
 def launch(speed: tuple[float, float], slope: float = 0.0) -> Phase:
     "From rest to a cruising speed."
     return Phase(Kind.recover_speed, speed, steps=(32, 44), slope=(0.0, slope))
@@ -92,8 +92,8 @@ def ramp_down(turn: tuple[float, float] = (0.0, 0.0)) -> Phase:
 
 
 def hold(steps: tuple[int, int] = (50, 80)) -> Phase:
-    "Come to rest within the first quarter of a second, then stay."
-    return Phase(Kind.hold_or_brake, (0.0, 0.0), steps=steps, ramp=12 / steps[1])
+    "Come to rest within the first fifth of a second, then stay."
+    return Phase(Kind.hold_or_brake, (0.0, 0.0), steps=steps, ramp=10 / steps[1])
 
 # %% ../../nbs/tracker/20_commands.ipynb #a7622323
 STILL = Phase(Kind.hold_or_brake, (0.0, 0.0), steps=(EPISODE_STEPS, EPISODE_STEPS))
