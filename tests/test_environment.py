@@ -17,11 +17,11 @@ EVERYTHING = mixture(**{name: 1.0 for name in FAMILY_NAMES})
 
 @pytest.fixture(scope="module")
 def flown():
-    "Two hundred steps of random actions in short episodes: states before and after each step."
+    "Two hundred steps of random actions in short episodes, half of the drones without thrust."
     env = TrackerEnv(TrackerConfig(num_envs=ENVS, pool_rows=64, episode_steps=40), EVERYTHING)
 
     def advance(state, key):
-        after = env.step(state, jax.random.uniform(key, (ENVS, 4), minval=-1.0))
+        after = env.step(state, jax.random.uniform(key, (ENVS, 4), minval=-1.0).at[:ENVS // 2, 3].set(-1.0))
         small = {k: after.info[k] for k in ("row", "step", "truncation")}
         return after, (after.obs, after.reward, after.done, after.metrics, small)
 

@@ -97,7 +97,7 @@ def use_compilation_cache(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
-# %% ../../nbs/tracker/90_training.ipynb #c9c29993
+# %% ../../nbs/tracker/90_training.ipynb #a3154f1c
 class Trainer:
     "Compiled training and examination for every stage."
 
@@ -133,10 +133,10 @@ class StageTask:
     parent: Path | None = None  # checkpoint to start from
     continue_run: bool = False  # go on from the newest checkpoint in `folder`
     validation_seeds: Sequence[int] = tuple(range(201, 221))
-    families: dict | None = None  # family weights by name; by default what the stage practises
     schedule: Schedule = field(default_factory=Schedule)
     packages: dict = field(default_factory=dict)  # recorded in the metadata
     config_hashes: dict = field(default_factory=dict)
+    families: dict | None = None  # family weights by name; by default what the stage practises
 
 
 def train_stage(trainer: Trainer, task: StageTask, judge: Callable[[dict], tuple[bool, bool]],
