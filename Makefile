@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
+# crazyflow wants this before SciPy is imported; one process may run notebooks that import SciPy before others that fly.
+export SCIPY_ARRAY_API := 1
 .PHONY: help setup ladder qualify test lab notebooks clean-notebooks check-drift export readme
 
 # The first of these that is Python 3.11 or newer; any other one: make PYTHON=/path/to/python3 ...
