@@ -22,7 +22,7 @@ def closeness(error: jax.Array, wide: float, narrow: float) -> jax.Array:
     "1 at zero error, falling to 0: mean of two exponentials with the given scales (unit of `error`)."
     return 0.5 * jnp.exp(-error / wide) + 0.5 * jnp.exp(-error / narrow)
 
-# %% ../../nbs/tracker/40_rewards.ipynb #3161305b
+# %% ../../nbs/tracker/40_rewards.ipynb #b48b89a2
 @dataclass(frozen=True)
 class ReferenceCommandReward:
     "Weight of each term; every term is within [0, 1] for payments and [-1, 0] for charges."
@@ -34,7 +34,7 @@ class ReferenceCommandReward:
     progress: float = 0.1  # share of the desired speed made good along the horizon, in motion
     velocity: float = 0.8  # closeness of the velocity vector to the one that leads back
     heading: float = 0.5  # closeness of yaw
-    overshoot: float = 0.3  # charge for lying past the point to stop at, along the horizon
+    overshoot: float = 1.5  # charge for lying past the point to stop at, along the horizon
     hold_speed: float = 0.2  # closeness of the speed to zero in a hold, near its point
     slow_stop: float = 0.2  # charge for standing still where slow motion is asked for
     recovery: float = 0.1  # closeness of the speed while regaining it
@@ -84,7 +84,7 @@ def velocity_back(command: Command, position: jax.Array, rate: float, limit: flo
     back = back * jnp.minimum(1.0, limit / jnp.maximum(jnp.linalg.norm(back, axis=-1, keepdims=True), 1e-6))
     return command.velocity + jnp.where(approaching(command)[:, None], 0.0, back)
 
-# %% ../../nbs/tracker/40_rewards.ipynb #7f76f708
+# %% ../../nbs/tracker/40_rewards.ipynb #e8c7999e
 @dataclass(frozen=True)
 class Outcome:
     "What one control step led to, for every drone."
@@ -109,7 +109,7 @@ def reward_terms(weights: ReferenceCommandReward, outcome: Outcome) -> dict[str,
     along, speed = jnp.sum(body.velocity * ahead, axis=-1), jnp.linalg.norm(body.velocity, axis=-1)
     near = closeness(jnp.linalg.norm(offset, axis=-1), *w.position_scale)
     turn = command.heading - yaw_of(matrix)
-    past = jnp.clip(-jnp.sum(offset * ahead, axis=-1), 0.0, 0.5) / 0.5
+    past = jnp.clip(-jnp.sum(offset * ahead, axis=-1), 0.0, 0.25) / 0.25
     pay = {
         "position": jnp.where(stop, 1.0, jnp.where(underway, 0.0, w.moving_position)) * near,
         "cross_track": (moving & ~underway) * closeness(cross_track(body.position, command), *w.position_scale),
@@ -122,7 +122,7 @@ def reward_terms(weights: ReferenceCommandReward, outcome: Outcome) -> dict[str,
     }
     charge = {
         "reverse": moving * jnp.clip(-along, 0.0, 1.0),
-        "overshoot": (stop | command.brake) * past,
+        "overshoot": (underway | stop | command.brake) * past,
         "slow_stop": command.slow * jnp.clip(1 - speed / 0.1, 0.0, 1.0),
         "action_size": jnp.mean(outcome.action**2, axis=-1),
         "action_change": jnp.mean((outcome.action - outcome.last_action) ** 2, axis=-1) / 4,
