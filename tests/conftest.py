@@ -2,6 +2,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,11 @@ def notebook(path: Path, cells, title: str = "Stage") -> Path:
     return path
 
 
+def heed_interrupts() -> None:
+    "A shell that runs the tests in the background makes its children ignore Ctrl-C; a terminal would not."
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Project:
     "A project folder with its own settings, gates and stage notebooks."
 
@@ -125,7 +131,7 @@ class Project:
     def start(self, *arguments, **extra) -> subprocess.Popen:
         "Starts the command line in this project, in a process group of its own like a terminal's job."
         return subprocess.Popen([sys.executable, "-m", "rlnb.cli", *map(str, arguments)], cwd=self.root, env=self.environment(**extra),
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_interrupts)
 
     def settings(self):
         from rlnb.lab.settings import load_settings

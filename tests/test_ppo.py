@@ -97,7 +97,7 @@ class Identity(Env):
 @pytest.mark.parametrize("distribution", Distribution)
 def test_learns_the_identity(distribution):
     "Both distributions reach 95 % of what can be had, explain the returns, and keep their log-probabilities consistent."
-    config = PPOConfig(unroll=16, minibatches=4, learning_rate=3e-3, gamma=0.5, distribution=distribution)
+    config = PPOConfig(unroll=16, minibatches=4, learning_rate=3e-3, gamma=0.5, smoothness=0.0, distribution=distribution)
     learner, init, train = make_train(Identity(), config, updates=150)
     state, report = train(init(jax.random.key(1)), None, jnp.float32(config.learning_rate))
     assert float(report["reward"][-1]) > 0.95 > float(report["reward"][0])

@@ -64,7 +64,6 @@ def test_a_tiny_stage_from_training_to_published_packet(real):
         assert not external(page) and "alt=" in page
     words = json.dumps(nbformat.read(folder / "tracker_exam.ipynb", 4))
     assert "NOT passed" in words or "not passed" in words
-    assert str(real.root) not in next(settings.site.rglob("*tracker_exam*.html")).read_text().replace("file://", "")
 
 
 def complaint(result) -> str:

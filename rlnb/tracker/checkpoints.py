@@ -85,7 +85,7 @@ def save_checkpoint(folder: Path, state: TrainState, metadata: Metadata) -> Path
         raise CheckpointError(f"cannot write checkpoint {folder.name}: {error.strerror or error}; free the disk or choose another folder") from error
     return folder
 
-# %% ../../nbs/tracker/70_checkpoints.ipynb #66ce9222
+# %% ../../nbs/tracker/70_checkpoints.ipynb #a307cfcc
 def read_metadata(folder: Path) -> Metadata:
     "What the checkpoint says about itself."
     folder = Path(folder)
@@ -131,7 +131,7 @@ def _blank(learner: Learner) -> dict:
 
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(fresh))
 
-
+# %% ../../nbs/tracker/70_checkpoints.ipynb #cffd8581
 def load_policy(folder: Path, learner: Learner, layout: str = V3.name) -> tuple[Policy, Metadata]:
     "The policy alone, to fly with or to train on from."
     folder, metadata = Path(folder), read_metadata(folder)

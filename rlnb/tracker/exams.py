@@ -97,7 +97,7 @@ class Flights:
         "`cross_track_errors` (episodes, steps) m, computed once."
         return cross_track_errors(self)
 
-# %% ../../nbs/tracker/80_exams.ipynb #4df5182d
+# %% ../../nbs/tracker/80_exams.ipynb #9d00e99b
 class Examiner:
     "Flies exams with deterministic policies."
 
@@ -144,7 +144,7 @@ class Examiner:
         steps = {name: np.moveaxis(value, 0, 1) for name, value in steps.items()}
         return Flights(**steps, **rows, crash_step=crash_step, finite=finite, seeds=tuple(int(s) for s in seeds))
 
-
+# %% ../../nbs/tracker/80_exams.ipynb #23da7347
 def find_exam(exam: Exam | str) -> Exam:
     "An exam by name; a name that is no exam is an error."
     if isinstance(exam, Exam):

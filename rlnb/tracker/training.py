@@ -97,7 +97,7 @@ def use_compilation_cache(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
-# %% ../../nbs/tracker/90_training.ipynb #a3154f1c
+# %% ../../nbs/tracker/90_training.ipynb #1576c31c
 class Trainer:
     "Compiled training and examination for every stage."
 
@@ -120,7 +120,7 @@ class Trainer:
         self.compile(state, families)
         return jax.block_until_ready(self._compiled(state, families, jnp.float32(rate)))
 
-
+# %% ../../nbs/tracker/90_training.ipynb #a461c879
 @dataclass(frozen=True)
 class StageTask:
     "What is to be trained, and where it goes."
@@ -138,7 +138,7 @@ class StageTask:
     config_hashes: dict = field(default_factory=dict)
     families: dict | None = None  # family weights by name; by default what the stage practises
 
-
+# %% ../../nbs/tracker/90_training.ipynb #8afb1941
 def train_stage(trainer: Trainer, task: StageTask, judge: Callable[[dict], tuple[bool, bool]],
                 log: Callable[[int, dict], None] = lambda step, values: None,
                 milestone: Callable[[Milestone], None] = lambda milestone: None) -> StageResult:
@@ -181,7 +181,7 @@ def train_stage(trainer: Trainer, task: StageTask, judge: Callable[[dict], tuple
     result.stopped = "gold" if result.milestones and result.best.gold else "the budget is spent"
     return result
 
-
+# %% ../../nbs/tracker/90_training.ipynb #451e6758
 def _parent(trainer: Trainer, task: StageTask) -> tuple[Policy | None, int]:
     "The policy to start from, and the experience (steps) that it brings."
     if not task.parent:
