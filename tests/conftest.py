@@ -131,7 +131,8 @@ class Project:
     def start(self, *arguments, **extra) -> subprocess.Popen:
         "Starts the command line in this project, in a process group of its own like a terminal's job."
         return subprocess.Popen([sys.executable, "-m", "rlnb.cli", *map(str, arguments)], cwd=self.root, env=self.environment(**extra),
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_interrupts)
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                                preexec_fn=heed_interrupts)
 
     def settings(self):
         from rlnb.lab.settings import load_settings
