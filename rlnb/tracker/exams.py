@@ -355,7 +355,7 @@ def successes(flights: Flights, exam: Exam | str, figures: dict[str, np.ndarray]
         good = good & (figures[name] <= limit)
     return good
 
-
+# %% ../../nbs/tracker/80_exams.ipynb #5d0e3a17
 def measure(flights: Flights, exam: Exam | str) -> dict[str, float | int | bool]:
     "Every metric of `exam` that applies to these flights; plain numbers, ready for a gate."
     exam, valid, figures = find_exam(exam), flights.valid, episode_figures(flights)
