@@ -20,8 +20,8 @@ setup: $(STAMP) ## create .venv with the pinned packages
 $(STAMP): constraints.txt pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then echo "no Python 3.11 or newer found: install one, or name it with make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; fi
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv || { echo "the venv module is missing: on Debian and Ubuntu, apt-get install python3-venv" >&2; rm -rf .venv; exit 1; }
-	@echo "installing the pinned packages into .venv; the first time this takes two to three minutes"
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[dev]' 2>&1 \
+	@echo "installing the pinned packages into .venv; the first time this takes two to four minutes"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --constraint constraints.txt --editable '.[car,dev,search]' 2>&1 \
 		| tee .venv/install.log | awk '/^(Collecting|Installing)/ { sub(/[;<>=!~(\[].*/, "", $$2); print "  " $$1, $$2; fflush() }' \
 		|| { echo "the installation failed; its last words (all of them: .venv/install.log):" >&2; tail -n 15 .venv/install.log >&2; exit 1; }
 	@touch $@
