@@ -2,6 +2,8 @@
 import contextlib
 import importlib.util
 import socket
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -27,6 +29,23 @@ def stand_in(**settings):
     assert not server.thread.is_alive()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((server.host, server.port), timeout=2)
+
+
+SIM = [sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0"]
+LIDAR = {"degPerSweepInc": 2.0, "degAngDown": 0.0, "degAngDelta": -1.0, "numSweepsLevels": 1, "maxRange": 50.0, "noise": 0.0,
+         "offset_x": 0.0, "offset_y": 0.5, "offset_z": 0.5, "rot_x": 0.0}
+
+
+@contextlib.contextmanager
+def sim_process():
+    "`rlnb car sim` in a process of its own; yields the process and its port, and leaves neither."
+    process = subprocess.Popen(SIM, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield process, int(process.stdout.readline().split(" on 127.0.0.1:")[1].split(",")[0])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 
@@ -17,7 +16,7 @@ import pytest
 car_tools.need_car_extra()
 
 import gymnasium as gym  # noqa: E402
-from car_tools import peer, stand_in  # noqa: E402
+from car_tools import LIDAR, SIM, peer, sim_process, stand_in  # noqa: E402
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 from rlnb.car.environment import Deadlines, DonkeyEnv, LocalEnv  # noqa: E402
@@ -36,7 +35,6 @@ from rlnb.car.protocol import (  # noqa: E402
 from rlnb.car.server import PortTaken, ServerConfig, SimulatorServer  # noqa: E402
 from rlnb.car.simulator import WorldConfig  # noqa: E402
 
-SIM = [sys.executable, "-m", "rlnb.cli.main", "car", "sim", "--port", "0"]
 QUICK = Deadlines(connect=1.0, greet=0.5, scene=1.0, reset=1.0, step=0.5)
 IMAGE = encode_image(np.zeros((120, 160, 3), np.uint8))
 FRAME = {"msg_type": "telemetry", "image": IMAGE, "hit": "none", "cte": 0.0, "speed": 0.0, "time": 0.0}
@@ -109,21 +107,9 @@ def test_lidar_and_other_camera():
 
     from rlnb.car.camera import CameraConfig
 
-    lidar = {
-        "degPerSweepInc": 2.0,
-        "degAngDown": 0.0,
-        "degAngDelta": -1.0,
-        "numSweepsLevels": 1,
-        "maxRange": 50.0,
-        "noise": 0.0,
-        "offset_x": 0.0,
-        "offset_y": 0.5,
-        "offset_z": 0.5,
-        "rot_x": 0.0,
-    }
     with stand_in() as server:
         env = DonkeyEnv(
-            "warren", port=server.port, camera=replace(CameraConfig(), width=64, height=48, channels=1, encoding="PNG"), lidar=lidar
+            "warren", port=server.port, camera=replace(CameraConfig(), width=64, height=48, channels=1, encoding="PNG"), lidar=LIDAR
         )
         observation, info = env.reset()
         assert observation.shape == (48, 64, 1) and len(info["lidar"]) > 100
@@ -309,9 +295,7 @@ def test_after_a_fault_the_environment_stays_closed():
 
 
 def test_real_server_killed_in_mid_episode():
-    process = subprocess.Popen(SIM, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        port = int(process.stdout.readline().split(" on 127.0.0.1:")[1].split(",")[0])
+    with sim_process() as (process, port):
         env = DonkeyEnv("waveshare", port=port, deadlines=Deadlines(step=2.0))
         env.reset()
         env.step((0.0, 0.3))
@@ -319,24 +303,14 @@ def test_real_server_killed_in_mid_episode():
         named(ConnectionLost, lambda: [env.step((0.0, 0.3)) for _ in range(10)], 4)
         process.wait(5)
         named(NoSimulator, lambda: DonkeyEnv("waveshare", port=port, deadlines=QUICK), 2)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def test_real_server_stopped_in_mid_episode_passes_the_deadline():
-    process = subprocess.Popen(SIM, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        port = int(process.stdout.readline().split(" on 127.0.0.1:")[1].split(",")[0])
+    with sim_process() as (process, port):
         env = DonkeyEnv("waveshare", port=port, deadlines=Deadlines(step=1.0))
         env.reset()
         os.kill(process.pid, signal.SIGSTOP)
         named(DeadlinePassed, lambda: env.step((0.0, 0.3)), 3)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def test_sim_command_ends_on_interrupt_and_frees_its_port():

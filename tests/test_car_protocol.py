@@ -1,6 +1,8 @@
 """The protocol over real sockets: every message, packets split at every byte and merged, and what a client may not do."""
+import base64
 import json
 import math
+import socket
 import time
 
 import car_tools
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 car_tools.need_car_extra()
 
-from car_tools import Talker, stand_in  # noqa: E402
+from car_tools import LIDAR, Talker, stand_in  # noqa: E402
 
 from rlnb.car.protocol import CLIENT_MESSAGES, SCENES, SERVER_MESSAGES, MessageParser, decode_image, encode, telemetry_of  # noqa: E402
 from rlnb.car.simulator import WorldConfig  # noqa: E402
@@ -28,18 +30,6 @@ CAMERA = {
     "offset_x": 0.0,
     "offset_y": 0.0,
     "offset_z": 0.0,
-    "rot_x": 0.0,
-}
-LIDAR = {
-    "degPerSweepInc": 2.0,
-    "degAngDown": 0.0,
-    "degAngDelta": -1.0,
-    "numSweepsLevels": 1,
-    "maxRange": 50.0,
-    "noise": 0.0,
-    "offset_x": 0.0,
-    "offset_y": 0.5,
-    "offset_z": 0.5,
     "rot_x": 0.0,
 }
 
@@ -192,7 +182,6 @@ def test_configuration_messages():
         talker.say("car_config", body_style="donkey", body_r=1, body_g=2, body_b=3, car_name="me", font_size=100)
         talker.say("racer_info", racer_name="r", car_name="me", bio="b", country="c", guid="g")
         for encoding, magic in (("JPG", b"\xff\xd8"), ("PNG", b"\x89P"), ("TGA", b"\x00\x00\x02")):
-            import base64
             talker.say("cam_config", **CAMERA | {"img_w": 64, "img_h": 48, "img_enc": encoding})
             picture = talker.control()["image"]
             assert base64.b64decode(picture)[: len(magic)] == magic and decode_image(picture).shape == (48, 64, 3)
@@ -363,7 +352,6 @@ def test_packets_split_at_every_byte_and_merged_say_the_same():
             talker.sock.sendall(stream)
             merged = answers(talker)
         with Talker(server) as talker:
-            import socket
             talker.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for i in range(len(stream)):
                 talker.sock.sendall(stream[i : i + 1])

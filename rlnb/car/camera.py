@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['RESOLUTION', 'MARGIN', 'LEVELS', 'Look', 'look_of', 'Ground', 'stamp_distances', 'colour_by_distance', 'paint',
-           'between', 'CameraConfig', 'Rays', 'aim', 'shoot', 'Camera', 'beams']
+           'between', 'CameraConfig', 'Rays', 'aim', 'shoot', 'add_noise', 'Camera', 'beams']
 
-# %% ../../nbs/car/30_camera.ipynb #c743c114
+# %% ../../nbs/car/30_camera.ipynb #bb40c389
 import math
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from .tracks import track_file
 
-# %% ../../nbs/car/30_camera.ipynb #f46cc0b3
+# %% ../../nbs/car/30_camera.ipynb #f4fe0476
 @dataclass(frozen=True)
 class Look:
     "Colours are RGB 0-255."
@@ -41,7 +41,7 @@ def look_of(name):
     dash = float(rng.choice([0.0, 1.0, 2.0, 3.0, -1.0]))
     return Look(ground, road, line[0], line[int(rng.integers(0, 3))], colour(140, 235), float(rng.uniform(4, 26)), dash)
 
-# %% ../../nbs/car/30_camera.ipynb #8fae9c9d
+# %% ../../nbs/car/30_camera.ipynb #675a7976
 RESOLUTION = 0.125  # units per pixel of the finest level
 MARGIN = 24.0  # units of ground around the track
 LEVELS = 5  # each half as fine as the one before
@@ -58,7 +58,7 @@ class Ground:
     sky: tuple[int, int, int]
     beyond: tuple[int, int, int]  # colour outside the raster
 
-# %% ../../nbs/car/30_camera.ipynb #abdacc17
+# %% ../../nbs/car/30_camera.ipynb #590facfe
 @numba.njit(cache=True)
 def stamp_distances(points, spacing, origin_x, origin_z, pixel, reach, distance, arc):
     "Writes into `distance` and `arc` (rows, columns) the units to the nearest centre point within `reach` and how far along that is."
@@ -92,7 +92,7 @@ def colour_by_distance(track, look, distance, arc, rng):
         site[start] = chequered[start, None]
     return np.clip(site, 0, 255).astype(np.uint8)
 
-# %% ../../nbs/car/30_camera.ipynb #f90b14e9
+# %% ../../nbs/car/30_camera.ipynb #dd330a14
 def paint(track, look=None, seed=0):
     "The `Ground` of a track, painted in its look or another; `seed` draws the grain."
     look = look or look_of(track.look)
@@ -121,7 +121,7 @@ def between(track):
     ends = np.vstack([track.points, track.points[:1] if track.closed else track.points[-1:]])
     return np.ascontiguousarray(np.concatenate([ends[:-1] + f * np.diff(ends, axis=0) for f in (0, 0.25, 0.5, 0.75)], 1).reshape(-1, 2))
 
-# %% ../../nbs/car/30_camera.ipynb #56cbbd2c
+# %% ../../nbs/car/30_camera.ipynb #301b9b32
 @dataclass(frozen=True)
 class CameraConfig:
     "What a client may set; the defaults are the stand-in's own camera."
@@ -164,16 +164,14 @@ def aim(config):
     right, ahead = (config.offset[i] + reach * ray[..., i] for i in (0, 2))
     return Rays(right.astype(np.float32), ahead.astype(np.float32), np.where(sky, np.int8(-1), level))
 
-# %% ../../nbs/car/30_camera.ipynb #1c32dbe6
+# %% ../../nbs/car/30_camera.ipynb #f74b56fc
 @numba.njit(cache=True, fastmath=True)
-def shoot(image, right, ahead, level, atlas, offset, shape, origin_x, origin_z, sky, beyond, x, z, yaw, noise, seed):
-    """Fills `image` (height, width, 3) uint8 as seen from (x, z) units at heading `yaw` rad, with brightness noise of amplitude `noise`.
+def shoot(image, right, ahead, level, atlas, offset, shape, origin_x, origin_z, sky, beyond, x, z, yaw):
+    """Fills `image` (height, width, 3) uint8 as seen from (x, z) units at heading `yaw` rad.
 
     `right` and `ahead` (height, width) are the rays' places on the ground in pixels of the raster's `level` (height, width).
     """
     s, c = np.float32(math.sin(yaw)), np.float32(math.cos(yaw))
-    state = np.uint32(seed * 2654435761 + 12345)
-    strength = int(noise * 258)  # noise / 127 in steps of 1 / 32768
     finest = np.float32((x - origin_x) / RESOLUTION), np.float32((z - origin_z) / RESOLUTION)
     eye = np.empty((LEVELS, 2), np.float32)  # the camera in pixels of each level
     for k in range(LEVELS):
@@ -190,13 +188,24 @@ def shoot(image, right, ahead, level, atlas, offset, shape, origin_x, origin_z, 
                     r, g, b = atlas[at], atlas[at + 1], atlas[at + 2]
                 else:
                     r, g, b = beyond[0], beyond[1], beyond[2]
-            if noise > 0:
-                state = np.uint32(state * np.uint32(1664525) + np.uint32(1013904223))
-                error = (int((state >> np.uint32(16)) & np.uint32(255)) * strength - 127 * strength + 16384) >> 15
-                r, g, b = min(max(r + error, 0), 255), min(max(g + error, 0), 255), min(max(b + error, 0), 255)
             image[i, j, 0], image[i, j, 1], image[i, j, 2] = r, g, b
 
-# %% ../../nbs/car/30_camera.ipynb #633c4300
+# %% ../../nbs/car/30_camera.ipynb #77858b6b
+@numba.njit(cache=True)
+def add_noise(image, amplitude, seed):
+    "Adds to each pixel of `image` (height, width, 3) uint8, in place, an error drawn evenly from -`amplitude`..`amplitude` (0-255)."
+    values, strength = image.reshape(-1), np.int32(amplitude * 258)  # amplitude / 127 in steps of 1 / 32768
+    start = np.uint32(seed * 2654435761 + 12345)
+    for pixel in range(len(values) // 3):
+        h = start + np.uint32(pixel) * np.uint32(2654435769)  # a multiplicative hash, mixed by shifts
+        h ^= h >> np.uint32(16)
+        h *= np.uint32(0x7FEB352D)
+        h ^= h >> np.uint32(15)
+        error = ((np.int32(h & np.uint32(255)) - np.int32(127)) * strength + np.int32(16384)) >> np.int32(15)
+        for k in range(3):
+            values[3 * pixel + k] = min(max(np.int32(values[3 * pixel + k]) + error, 0), 255)
+
+# %% ../../nbs/car/30_camera.ipynb #bc349b6b
 class Camera:
     "A camera bound to a painted ground."
 
@@ -210,12 +219,14 @@ class Camera:
         "The uint8 image (height, width, channels) from (x, z) units at heading `yaw` rad."
         image = np.empty((self.config.height, self.config.width, 3), np.uint8)
         g = self.ground
-        shoot(image, self.right, self.ahead, self.rays.level, g.atlas, g.offset, g.shape, *g.origin, *self.colours, x, z, yaw, noise, seed)
+        shoot(image, self.right, self.ahead, self.rays.level, g.atlas, g.offset, g.shape, *g.origin, *self.colours, x, z, yaw)
+        if noise > 0:
+            add_noise(image, noise, seed)
         if self.config.channels == 3:
             return image
         return (image @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)[..., None]
 
-# %% ../../nbs/car/30_camera.ipynb #05922c57
+# %% ../../nbs/car/30_camera.ipynb #3ddb7074
 @numba.njit(cache=True)
 def beams(distance, origin_x, origin_z, pixel, barrier, x, z, angles, longest):
     "Units from (x, z) to the barrier along each heading in `angles` (n,) rad; -1 where there is none within `longest`."

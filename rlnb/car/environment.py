@@ -6,7 +6,7 @@
 __all__ = ['Deadlines', 'read_into', 'Client', 'enter_scene', 'configuration', 'CarEnv', 'info_of', 'LocalEnv', 'ask_for_road',
            'Progress', 'DonkeyEnv', 'understand', 'await_frame', 'await_rest']
 
-# %% ../../nbs/car/50_environment.ipynb #804a658c
+# %% ../../nbs/car/50_environment.ipynb #e43a828a
 import contextlib
 import select
 import socket
@@ -36,7 +36,7 @@ from .server import STAND_IN
 from .simulator import World, WorldConfig
 from .tracks import Locator, make_track
 
-# %% ../../nbs/car/50_environment.ipynb #e92adc75
+# %% ../../nbs/car/50_environment.ipynb #2dab4a3e
 @dataclass(frozen=True)
 class Deadlines:
     "How long to wait for a simulator, in seconds."
@@ -46,7 +46,7 @@ class Deadlines:
     reset: float = 10.0
     step: float = 5.0
 
-# %% ../../nbs/car/50_environment.ipynb #8a865f0b
+# %% ../../nbs/car/50_environment.ipynb #6ffd8c99
 def read_into(client, seconds, phase, expected):
     "Add what arrives within `seconds` to a client's pending messages; False if nothing did."
     if client.sock.fileno() < 0:
@@ -65,7 +65,7 @@ def read_into(client, seconds, phase, expected):
         raise client.fail(BadMessage, str(error), phase, expected, "is this a DonkeyCar simulator?") from error
     return True
 
-# %% ../../nbs/car/50_environment.ipynb #b62ecfab
+# %% ../../nbs/car/50_environment.ipynb #b23e60ce
 class Client:
     "A connection to a simulator. Every failure is a `SimulatorError` that names host, port, phase and what was expected."
 
@@ -126,7 +126,7 @@ class Client:
         with contextlib.suppress(OSError):
             self.sock.close()
 
-# %% ../../nbs/car/50_environment.ipynb #4530a9e8
+# %% ../../nbs/car/50_environment.ipynb #349d38a8
 def enter_scene(client, scene, camera, car_name="rlnb", lidar=None):
     "Load a scene and configure the car; returns what the simulator says about itself (`protocol_version`, {} if it says nothing)."
     d = client.deadlines
@@ -186,37 +186,39 @@ def configuration(camera, car_name, lidar=None):
     ]
     return messages + ([encode("lidar_config", **lidar)] if lidar else [])
 
-# %% ../../nbs/car/50_environment.ipynb #8d70381b
+# %% ../../nbs/car/50_environment.ipynb #cdc021b9
 class CarEnv(gym.Env):
     """A DonkeyCar: actions [steering -1..1, throttle 0..1], observations uint8 RGB (120, 160, 3).
 
-    Subclasses provide `_restart` (put the car back) and `_frame` (one step of the simulator).
+    Subclasses provide `_restart` (put the car back), `_frame` (one step of the simulator) and `image` (what the camera sees now).
     """
+    looking = True  # False: the next observation is thrown away, so `step` returns None for it
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
     def __init__(self, max_cte=8.0, camera=CameraConfig()):  # noqa: B008
         self.max_cte, self.camera, self.render_mode = max_cte, camera, "rgb_array"  # max_cte: units
         self.action_space = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 1], np.float32))
         self.observation_space = gym.spaces.Box(0, 255, (camera.height, camera.width, camera.channels), np.uint8)
-        self.half_width, self.image, self.lidar = 3.0, None, []
+        self.half_width, self.lidar = 3.0, []  # half_width: units
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         if seed is not None:
             self._seed(seed)
         self.over, self.travelled, self.lap_count, self.last_lap_time, self.line = "", 0.0, 0, 0.0, None
-        telemetry, self.image = self._restart()
+        telemetry = self._restart()
         self.started = telemetry.time
         return self.image, info_of(self, telemetry, 0.0, (0.0, 0.0))
 
     def step(self, action):
         command = float(action[0]), float(action[1])
-        telemetry, self.image, events, gained = self._frame(*command)
+        telemetry, events, gained = self._frame(*command)
         self.travelled += gained
         for event in events:
             self._note(event)
         self._judge(telemetry)
-        return self.image, self._reward(telemetry), bool(self.over), False, info_of(self, telemetry, gained, command)
+        observation = self.image if self.looking else None
+        return observation, self._reward(telemetry), bool(self.over), False, info_of(self, telemetry, gained, command)
 
     def render(self):
         return self.image
@@ -247,7 +249,7 @@ class CarEnv(gym.Env):
                 self.lap_count, self.last_lap_time = self.lap_count + 1, float(event["timeStamp"] - self.line[1])
                 self.line = self.line[0], event["timeStamp"], self.travelled
 
-# %% ../../nbs/car/50_environment.ipynb #96706919
+# %% ../../nbs/car/50_environment.ipynb #0cdfdf7a
 def info_of(env, t, gained, command):
     "What `info` holds after a frame with `Telemetry` t."
     return {
@@ -273,7 +275,7 @@ def info_of(env, t, gained, command):
         "over": env.over,
     }
 
-# %% ../../nbs/car/50_environment.ipynb #4b563611
+# %% ../../nbs/car/50_environment.ipynb #1109f1bb
 class LocalEnv(CarEnv):
     "A stand-in world in this process."
 
@@ -281,6 +283,10 @@ class LocalEnv(CarEnv):
         super().__init__(max_cte, camera)
         self.world = World(world, camera)
         self.length, self.half_width = self.world.track.length, self.world.track.half_width  # units
+
+    @property
+    def image(self):
+        return self.world.image
 
     def centre_line(self):
         return self.world.track
@@ -290,15 +296,14 @@ class LocalEnv(CarEnv):
 
     def _restart(self):
         self.world.reset()
-        telemetry, _ = self.world.step(0.0, 0.0, 1.0)
-        return telemetry, self.world.image
+        return self.world.step(0.0, 0.0, 1.0)[0]
 
     def _frame(self, steering, throttle):
         before = self.world.locator.travelled
         telemetry, events = self.world.step(steering, throttle)
-        return telemetry, self.world.image, events, self.world.locator.travelled - before
+        return telemetry, events, self.world.locator.travelled - before
 
-# %% ../../nbs/car/50_environment.ipynb #2f613367
+# %% ../../nbs/car/50_environment.ipynb #78799d18
 def ask_for_road(client, count, name, half_width):
     "The centre line as a `Track`, from the positions of its `count` nodes; None if a second passes without an answer."
     nodes = {}
@@ -336,7 +341,7 @@ class Progress:
         self.node = t.activeNode
         return float(step) if abs(step) < max(3, self.nodes // 20) else 0.0
 
-# %% ../../nbs/car/50_environment.ipynb #8b0faeab
+# %% ../../nbs/car/50_environment.ipynb #4a44f124
 class DonkeyEnv(CarEnv):
     "A simulator over TCP. `scene=None` takes whatever scene is loaded."
     settle = 3  # frames after a reset that a real-time simulator may still owe us from before
@@ -362,26 +367,26 @@ class DonkeyEnv(CarEnv):
     def _restart(self):
         self.client.drain("resetting")
         self.client.send(encode("reset_car"), encode("control", steering=0.0, throttle=0.0, brake=1.0), phase="resetting")
-        telemetry, image = await_rest(self)
+        telemetry = await_rest(self)
         if self.way is None:
             count, name = telemetry.totalNodes, self.scene or "unknown"
             track = ask_for_road(self.client, count, name, self.half_width) if count > 3 else None
             self.way = Progress(track, telemetry.totalNodes)
             self.length, self.half_width = self.way.length, track.half_width if track else self.half_width
         self.way.place(telemetry)
-        return telemetry, image
+        return telemetry
 
     def _frame(self, steering, throttle):
         early = [] if self.lockstep else self.client.drain("driving")
         self.client.send(encode("control", steering=steering, throttle=throttle, brake=0.0), phase="driving")
-        telemetry, image, events = await_frame(self, self.client.deadlines.step, "driving")
+        telemetry, events = await_frame(self, self.client.deadlines.step, "driving")
         missed = [understand(self, m, "driving", picture=False)[0] for m in early if m["msg_type"] == "telemetry"]
         gained = sum(self.way.gain(t) for t in [*missed, telemetry])
         for t in missed:  # a collision between two looks must not be lost
             self._judge(t)
-        return telemetry, image, [m for m in early + events if m["msg_type"] != "telemetry"], gained
+        return telemetry, [m for m in early + events if m["msg_type"] != "telemetry"], gained
 
-# %% ../../nbs/car/50_environment.ipynb #6dfb3d4c
+# %% ../../nbs/car/50_environment.ipynb #fdf63b29
 def understand(env, message, phase, picture=True):
     "The `Telemetry` and the image in a message; `BadTelemetry` if either is unusable."
     try:
@@ -395,28 +400,29 @@ def understand(env, message, phase, picture=True):
 
 
 def await_frame(env, seconds, phase):
-    "The next telemetry, its image, and the messages before it."
+    "The next telemetry and the messages before it; its image becomes the environment's."
     messages = env.client.wait(("telemetry",), seconds, phase)
     if any(m["msg_type"] == "need_car_config" for m in messages):
         env.client.send(*env.configuration)
     env.lidar = messages[-1].get("lidar", [])
-    return (*understand(env, messages[-1], phase), messages[:-1])
+    telemetry, env.image = understand(env, messages[-1], phase)
+    return telemetry, messages[:-1]
 
 
 def await_rest(env):
     "The first frame after a reset that shows the car at rest on the track."
     end, frames = time.monotonic() + env.client.deadlines.reset, 0
     while True:
-        telemetry, image, _ = await_frame(env, max(0.05, end - time.monotonic()), "resetting")
+        telemetry, _ = await_frame(env, max(0.05, end - time.monotonic()), "resetting")
         frames += 1
         at_rest = abs(telemetry.cte) <= env.max_cte and telemetry.speed < 0.1 and telemetry.hit == "none"
         if env.lockstep or (frames > env.settle and at_rest):
-            return telemetry, image
+            return telemetry
         if time.monotonic() > end:
             what = f"the car does not come to rest on the track (cte {telemetry.cte:.1f}, speed {telemetry.speed:.2f})"
             raise env.client.fail(DeadlinePassed, what, "resetting", "a car at rest")
 
-# %% ../../nbs/car/50_environment.ipynb #2d2c98aa
+# %% ../../nbs/car/50_environment.ipynb #40a59825
 for _scene, _id in ENVIRONMENT_IDS.items():
     if _id not in gym.registry:
         gym.register(_id, entry_point="rlnb.car.environment:DonkeyEnv", kwargs={"scene": _scene})

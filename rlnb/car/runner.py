@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['REWARDS', 'TrainConfig', 'load_config', 'dressed', 'Roaming', 'local_env', 'training_env', 'SmallCnn', 'make_model',
-           'Diverged', 'OneStepEpisodes', 'Overdue', 'rank', 'Supervisor', 'validation_drives', 'judged', 'connect',
-           'answers', 'wait_until_gone', 'judge_policy', 'pursuit_lap_time', 'train', 'conclude', 'write_json',
-           'load_model', 'vision_beside', 'run_trial', 'config_of', 'trial', 'trial_main']
+           'Diverged', 'OneStepEpisodes', 'Overdue', 'require_finite', 'rank', 'Supervisor', 'validation_drives',
+           'judged', 'connect', 'answers', 'wait_until_gone', 'judge_policy', 'pursuit_lap_time', 'learn', 'train',
+           'conclude', 'write_json', 'load_model', 'vision_beside', 'run_trial', 'config_of', 'trial', 'trial_main']
 
-# %% ../../nbs/car/90_runner.ipynb #1ee4e9a1
+# %% ../../nbs/car/90_runner.ipynb #b213a5d1
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
+import zipfile
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -40,7 +42,7 @@ from .simulator import WorldConfig
 from .tracks import ROOT
 from .wrappers import Vision, with_vision
 
-# %% ../../nbs/car/90_runner.ipynb #6015101f
+# %% ../../nbs/car/90_runner.ipynb #c0796f31
 @dataclass(frozen=True)
 class TrainConfig:
     "A trial."
@@ -60,7 +62,7 @@ class TrainConfig:
     cars: int = 8  # cars trained at once, in process only
     laps: int = 2  # laps of an evaluation episode
     max_cte: float = 8.0  # units; an episode ends beyond it
-    edge: float = 1.0  # in process: ends a training episode at this many half widths of the road instead; 0: at max_cte
+    edge: float = 1.4  # in process: ends a training episode at this many half widths of the road instead; 0: at max_cte
     episode_seconds: float = 40.0  # s of a training episode
     select_every: int = 8192  # decisions between validations; 0: the last weights are the result
     stop_when_good: bool = True  # stop after two validations running, all clean and no slower than pure pursuit
@@ -95,7 +97,7 @@ def load_config(path=None, **changes):
         target[name] = value
     return TrainConfig(**train, vision=Vision(**vision), algorithm=algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #807575de
+# %% ../../nbs/car/90_runner.ipynb #0a9ee9d3
 REWARDS = {
     "own": lambda env, max_cte: env,
     "speed": lambda env, max_cte: SpeedRewardWrapper(env, max_cte),
@@ -151,7 +153,7 @@ def training_env(config):
 
     return DummyVecEnv([lambda number=number: one(number) for number in range(config.cars)])
 
-# %% ../../nbs/car/90_runner.ipynb #bb910448
+# %% ../../nbs/car/90_runner.ipynb #a3e9899c
 class SmallCnn(BaseFeaturesExtractor):
     "Features (batch, 128) of stacked small images (batch, channels, height, width)."
 
@@ -176,7 +178,7 @@ def make_model(config, env):
     kind = {"ppo": PPO, "dqn": DQN}[config.agent]
     return kind("CnnPolicy", env, policy_kwargs=policy, seed=config.seed, device="cpu", verbose=0, **algorithm)
 
-# %% ../../nbs/car/90_runner.ipynb #aac963ca
+# %% ../../nbs/car/90_runner.ipynb #71c5746a
 class Diverged(CarError):
     "The network's weights or outputs are no longer finite."
     status = "diverged"
@@ -192,12 +194,18 @@ class Overdue(CarError):
     status = "deadline"
 
 
+def require_finite(model):
+    "`Diverged` if a weight of the network is NaN or infinite."
+    if not all(torch.isfinite(v).all() for v in model.get_parameters()["policy"].values()):
+        raise Diverged(f"the network's weights are not finite after {model.num_timesteps} decisions; lower the learning rate")
+
+
 def rank(result):
     "What a checkpoint is chosen by: clean drives, then laps, then lap time, then distance on the road; larger is better."
     hurry = -result["lap_time"] if math.isfinite(result["lap_time"]) else -1e9
     return result["clean"], result["laps"], hurry, result["inside"] * result["progress"]
 
-# %% ../../nbs/car/90_runner.ipynb #24b7502f
+# %% ../../nbs/car/90_runner.ipynb #95124178
 class Supervisor(BaseCallback):
     "Validates, keeps the best weights, reports, and ends training that is hopeless, overdue or good enough."
 
@@ -236,9 +244,8 @@ class Supervisor(BaseCallback):
         )
 
     def validate(self):
+        require_finite(self.model)
         weights = self.model.get_parameters()
-        if not all(torch.isfinite(v).all() for v in weights["policy"].values()):
-            raise Diverged(f"the network's weights are not finite after {self.num_timesteps} decisions; lower the learning rate")
         result = score(validation_drives(self.config, self.model))
         self.history.append({"step": self.num_timesteps, "seconds": time.monotonic() - self.began, **result})
         self.good = self.good + 1 if result["clean"] == 1 and result["lap_time"] <= self.target else 0
@@ -250,7 +257,7 @@ class Supervisor(BaseCallback):
             )
         self.report(**{f"validation_{k}": result[k] for k in ("clean", "laps", "progress", "lap_time", "inside")})
 
-# %% ../../nbs/car/90_runner.ipynb #691ef9bd
+# %% ../../nbs/car/90_runner.ipynb #0d32e571
 def validation_drives(config, model, repeats=4):
     "Drives of the policy, in process and without exploration, on the validation scenes."
     scenes = (config.validation_scenes or (config.scene,)) * (1 if config.validation_scenes else repeats)
@@ -270,7 +277,7 @@ def judged(model, env, episodes):
     rewards, _ = evaluate_policy(model, env, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True, callback=keep)
     return rewards, ends
 
-# %% ../../nbs/car/90_runner.ipynb #f7fc944e
+# %% ../../nbs/car/90_runner.ipynb #b19c02f5
 def connect(config, scene, port, deadlines=Deadlines()):  # noqa: B008
     "A bare environment over the wire, by our client or upstream's."
     if config.client == "gym-donkeycar":
@@ -299,7 +306,7 @@ def wait_until_gone(env, server=None):
     while server.sessions and time.monotonic() < end:
         time.sleep(0.01)
 
-# %% ../../nbs/car/90_runner.ipynb #06506d32
+# %% ../../nbs/car/90_runner.ipynb #a273147e
 def judge_policy(config, model, episodes, host=None, port=None):
     "Judge a policy on `config.scene`: over the wire at host:port, or at a stand-in started for it. Returns rewards and last infos."
     server = None
@@ -331,7 +338,17 @@ def pursuit_lap_time(config):
         times.append(drive.lap_time)
     return float(np.mean(times)) if np.isfinite(times).all() else math.inf
 
-# %% ../../nbs/car/90_runner.ipynb #db0c37a4
+# %% ../../nbs/car/90_runner.ipynb #bc113739
+def learn(model, config, supervisor):
+    "`model.learn`; weights that are no longer finite are named as such, whatever the algorithm says when it meets them."
+    try:
+        model.learn(total_timesteps=config.timesteps, callback=supervisor)
+    except ValueError:  # torch's distributions refuse a NaN before the next validation can
+        require_finite(model)
+        raise
+    require_finite(model)
+
+
 def train(config, save_dir, log=print, on_progress=None):
     "Run a trial; returns its result. Raises `CarError` (with `status`) or what else went wrong; the environment is closed on every path."
     save_dir, began, config = Path(save_dir), time.monotonic(), replace(config, scene=scene_of(config.scene))
@@ -352,12 +369,13 @@ def train(config, save_dir, log=print, on_progress=None):
     )
     try:
         model = make_model(config, env)
-        model.learn(total_timesteps=config.timesteps, callback=supervisor)
+        learn(model, config, supervisor)
         if not wired and config.select_every and (not supervisor.history or supervisor.history[-1]["step"] < model.num_timesteps):
             supervisor.validate()
     finally:
         env.close()
-        wait_until_gone(env.envs[0])
+        if wired:
+            wait_until_gone(env.envs[0])
     learned = time.monotonic() - began
     if supervisor.best is not None:
         model.set_parameters(supervisor.best, exact_match=False)
@@ -367,7 +385,7 @@ def train(config, save_dir, log=print, on_progress=None):
         raise Diverged(f"evaluation rewards are not finite: {rewards}")
     return conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log)
 
-# %% ../../nbs/car/90_runner.ipynb #91e73cdf
+# %% ../../nbs/car/90_runner.ipynb #3fea3077
 def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log):
     "Save the model, read it back, write `result.json`, print the runner's lines."
     path = save_dir / "model.zip"
@@ -405,7 +423,7 @@ def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learne
     log(f"[SB3 Runner] model={path}")
     return result
 
-# %% ../../nbs/car/90_runner.ipynb #d0f3b23d
+# %% ../../nbs/car/90_runner.ipynb #a5092d02
 def write_json(path, data):
     "Write a JSON file in one step; NaN and infinity become null."
     tidy = lambda v: (  # noqa: E731
@@ -425,14 +443,13 @@ def write_json(path, data):
 def load_model(path):
     "A saved policy (PPO or DQN)."
     try:
-        import zipfile
         with zipfile.ZipFile(path) as file:
             kind = DQN if b"exploration_rate" in file.read("data") else PPO
         return kind.load(path, device="cpu")
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CarError(f"{path} is no saved policy: {error}; train one with: rlnb car train --save-dir DIR") from error
 
-# %% ../../nbs/car/90_runner.ipynb #3abf35a0
+# %% ../../nbs/car/90_runner.ipynb #7ac77d4a
 def vision_beside(model_path):
     "The `Vision` a saved policy was trained with, from `result.json` in its folder; the recorded default if there is none."
     beside = Path(model_path).parent / "result.json"
@@ -441,7 +458,7 @@ def vision_beside(model_path):
     except (OSError, KeyError, ValueError, TypeError):
         return load_config().vision
 
-# %% ../../nbs/car/90_runner.ipynb #dcd6eba1
+# %% ../../nbs/car/90_runner.ipynb #8d0cd4ad
 def run_trial(config, save_dir, deadline, log=print):
     """Run a trial in its own process; returns its result, or {status, error} for one that failed.
 
@@ -467,8 +484,6 @@ def run_trial(config, save_dir, deadline, log=print):
 
 def _kill_after(process, seconds):
     "A timer that ends a process and its children after `seconds` s; `fired` says whether it had to."
-    import threading
-
     def kill():
         timer.fired = True
         os.killpg(process.pid, signal.SIGKILL)
@@ -478,7 +493,7 @@ def _kill_after(process, seconds):
     timer.start()
     return timer
 
-# %% ../../nbs/car/90_runner.ipynb #20c0ead0
+# %% ../../nbs/car/90_runner.ipynb #0e3eb3ec
 def config_of(data):
     "The `TrainConfig` in a dict made by `asdict` and JSON."
     return TrainConfig(
@@ -501,9 +516,10 @@ def trial(config, save_dir, log=print, on_progress=None, deadline=None):
     def overdue(*_):
         raise Overdue(f"not finished after {deadline:g} s")
 
-    previous = signal.signal(signal.SIGALRM, overdue) if deadline else None
+    if deadline:
+        previous = signal.signal(signal.SIGALRM, overdue)
+        signal.setitimer(signal.ITIMER_REAL, deadline)
     try:
-        signal.setitimer(signal.ITIMER_REAL, deadline or 0)
         return train(config, save_dir, log, on_progress)
     except Exception as error:
         known = isinstance(error, CarError)
@@ -517,8 +533,8 @@ def trial(config, save_dir, log=print, on_progress=None, deadline=None):
             write_json(save_dir / "result.json", result)
         return result
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if previous is not None:
+        if deadline:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
 
 

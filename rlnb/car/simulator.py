@@ -7,7 +7,7 @@ __all__ = ['STEP', 'SUBSTEPS', 'X', 'Z', 'YAW', 'SPEED', 'STEER', 'THROTTLE', 'Y
            'WorldConfig', 'Laps', 'site', 'starting_pose', 'stop_at_barrier', 'observe', 'World', 'node_position',
            'lidar_sweep']
 
-# %% ../../nbs/car/40_simulator.ipynb #2870c224
+# %% ../../nbs/car/40_simulator.ipynb #ca7b5e26
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from .camera import RESOLUTION, Camera, CameraConfig, beams, look_of, paint
 from .protocol import Telemetry
 from .tracks import Locator, named_track, random_track
 
-# %% ../../nbs/car/40_simulator.ipynb #ed635c36
+# %% ../../nbs/car/40_simulator.ipynb #f262a81e
 @dataclass(frozen=True)
 class CarParams:
     "A DonkeyCar, in Unity units."
@@ -39,7 +39,7 @@ X, Z, YAW, SPEED, STEER, THROTTLE, YAW_RATE, SLIP = range(
     8
 )  # the car's state: units, rad, units/s, rad, -1..1, rad/s, share of grip asked for
 
-# %% ../../nbs/car/40_simulator.ipynb #a33ac41d
+# %% ../../nbs/car/40_simulator.ipynb #674360db
 @numba.njit(cache=True)
 def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, brake_force, grip, motor_lag, servo_lag):
     "Advances `state` (8,) by one frame in place, under steering and throttle in -1..1 and brake in 0..1."
@@ -63,7 +63,7 @@ def drive(state, steering, throttle, brake, wheelbase, lock, top_speed, push, br
         state[YAW] += dt * rate
         state[SPEED], state[YAW_RATE], state[SLIP] = speed, rate, asked
 
-# %% ../../nbs/car/40_simulator.ipynb #e1dc3349
+# %% ../../nbs/car/40_simulator.ipynb #21c1c92e
 @dataclass(frozen=True)
 class WorldConfig:
     "What a stand-in world is made of."
@@ -83,7 +83,7 @@ class WorldConfig:
 
 GRID = 4.0  # units behind the start line where a car is put
 
-# %% ../../nbs/car/40_simulator.ipynb #0d9c32aa
+# %% ../../nbs/car/40_simulator.ipynb #b63af669
 class Laps:
     "Turns a car's progress into the events of a race."
 
@@ -125,7 +125,7 @@ class Laps:
                 events.append({"msg_type": "race_stop"})
         return events
 
-# %% ../../nbs/car/40_simulator.ipynb #86fe487c
+# %% ../../nbs/car/40_simulator.ipynb #09be0044
 @lru_cache(maxsize=48)
 def site(scene, seed=0):
     """The `Track` and the painted `Ground` of a scene; `seed` matters only for `generated_road`.
@@ -135,7 +135,7 @@ def site(scene, seed=0):
     track = random_track(int(scene.split("-")[1])) if scene.startswith("random-") else named_track(scene, seed)
     return track, paint(track, look_of(track.look), seed)
 
-# %% ../../nbs/car/40_simulator.ipynb #dde6b822
+# %% ../../nbs/car/40_simulator.ipynb #153e3dbb
 def starting_pose(world):
     "Where a car is put: on the grid, or anywhere on the road if so configured; x, z in units, heading in rad."
     t = world.track
@@ -180,7 +180,7 @@ def observe(world):
         hit=world.hit,
     )
 
-# %% ../../nbs/car/40_simulator.ipynb #7852a1b3
+# %% ../../nbs/car/40_simulator.ipynb #7b02deda
 class World:
     "A stand-in simulator in process: deterministic for a seed and a sequence of commands."
 
@@ -216,7 +216,8 @@ class World:
         ahead = self.locator.arc
         self.laps.begin(ahead - self.track.length if self.track.closed and ahead > self.track.length / 2 else ahead)
         self.queue = deque([(0.0, 0.0, 0.0)] * self.delay)
-        self.hit, self._image, self.previous = "none", None, (0.0, 0.0)
+        self.hit, self.previous = "none", (0.0, 0.0)
+        self._expose()
 
     def step(self, steering, throttle, brake=0.0):
         "One frame (0.05 s) under a command; returns `(Telemetry, events)`."
@@ -231,20 +232,24 @@ class World:
             stop_at_barrier(self)
         events = self.laps.update(gained, self.cte, self.time)
         if self.frames % max(1, round(1 / STEP / self.config.camera_hz)) == 0:
-            self._image = None
+            self._expose()
         return observe(self), events
+
+    def _expose(self):
+        "The camera takes a picture; it is painted only if somebody looks at it."
+        self.exposed, self._image = (self.car[X], self.car[Z], self.car[YAW], self.frames), None
 
     @property
     def image(self):
-        "What the camera sees, uint8 (height, width, channels)."
+        "What the camera saw last, uint8 (height, width, channels)."
         if self._image is None:
-            seed = (self.noise_seed * 1000003 + self.frames) % (1 << 31)
-            self._image = self.camera.frame(self.car[X], self.car[Z], self.car[YAW], self.config.image_noise, seed)
+            x, z, yaw, frame = self.exposed
+            self._image = self.camera.frame(x, z, yaw, self.config.image_noise, (self.noise_seed * 1000003 + frame) % (1 << 31))
         return self._image
 
 
 
-# %% ../../nbs/car/40_simulator.ipynb #9c144620
+# %% ../../nbs/car/40_simulator.ipynb #086d1f00
 def node_position(world, index):
     "The reply to `node_position`: place (raw Unity units) and rotation (a quaternion about the vertical) of a centre-line node, or None."
     if not 0 <= index < len(world.track.points):

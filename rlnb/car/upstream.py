@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['INSTALL', 'UpstreamMissing', 'upstream_version', 'within', 'scout', 'UpstreamEnv', 'listening']
 
-# %% ../../nbs/car/52_upstream.ipynb #4c6dda35
+# %% ../../nbs/car/52_upstream.ipynb #89dc93b3
 import importlib.metadata
 import logging
 import threading
@@ -17,7 +17,7 @@ from .camera import CameraConfig
 from .environment import CarEnv, Client, Deadlines, Progress, ask_for_road, enter_scene
 from .protocol import PORT, CarError, ConnectionLost, DeadlinePassed, encode, scene_of, telemetry_of
 
-# %% ../../nbs/car/52_upstream.ipynb #f5b588aa
+# %% ../../nbs/car/52_upstream.ipynb #afd9e26d
 class UpstreamMissing(CarError, ImportError):
     "gym_donkeycar is not installed, or too old."
     status = "no_client"
@@ -38,7 +38,7 @@ def upstream_version(found=None):
         )
     return found
 
-# %% ../../nbs/car/52_upstream.ipynb #3fb7af8b
+# %% ../../nbs/car/52_upstream.ipynb #35a0122a
 def within(seconds, action, what, host, port, phase):
     "The result of `action()`, run in a thread that is given up after `seconds`."
     result = []
@@ -72,7 +72,7 @@ def scout(scene, host, port, deadlines):
     client.close()
     return track
 
-# %% ../../nbs/car/52_upstream.ipynb #09d95ea8
+# %% ../../nbs/car/52_upstream.ipynb #5048391e
 class UpstreamEnv(CarEnv):
     "A simulator through gym_donkeycar: the same actions, observations, episodes and `info` as `DonkeyEnv`."
 
@@ -116,7 +116,8 @@ class UpstreamEnv(CarEnv):
         self.way.place(telemetry)
         self.frames.clear()
         self.events.clear()
-        return telemetry, np.asarray(self.handler.image_array)
+        self.image = np.asarray(self.handler.image_array)
+        return telemetry
 
     def _frame(self, steering, throttle):
         self.inner.viewer.take_action((steering, throttle))
@@ -127,12 +128,12 @@ class UpstreamEnv(CarEnv):
             if time.monotonic() > end:
                 raise DeadlinePassed(f"nothing of the kind within {self.deadlines.step:g} s", *self.address, "driving", "telemetry")
             time.sleep(0.0005)
-        image = self.inner.viewer.observe()[0]
+        self.image = np.asarray(self.inner.viewer.observe()[0])
         frames, events = [telemetry_of(m) for m in self.frames], list(self.events)
         del self.frames[:], self.events[:]
-        return frames[-1], np.asarray(image), events, sum(self.way.gain(t) for t in frames)
+        return frames[-1], events, sum(self.way.gain(t) for t in frames)
 
-# %% ../../nbs/car/52_upstream.ipynb #1321d6f5
+# %% ../../nbs/car/52_upstream.ipynb #380d19fb
 def listening(store, handler):
     "A message handler that also keeps the message."
     def handle(message):

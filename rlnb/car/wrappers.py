@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Vision', 'See', 'Remember', 'Limit', 'FrameSkip', 'DiscretizedActionWrapper', 'with_vision']
 
-# %% ../../nbs/car/55_wrappers.ipynb #377bdd55
+# %% ../../nbs/car/55_wrappers.ipynb #85456309
 from collections import deque
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import cv2
 import gymnasium as gym
 import numpy as np
 
-# %% ../../nbs/car/55_wrappers.ipynb #1be35ebc
+# %% ../../nbs/car/55_wrappers.ipynb #3ab65c46
 @dataclass(frozen=True)
 class Vision:
     "What the policy sees and may do."
@@ -27,7 +27,7 @@ class Vision:
     throttle_high: float = 0.6  # throttle at action +1
     slew: float = 0.3  # largest change of steering per decision, share of full lock
 
-# %% ../../nbs/car/55_wrappers.ipynb #aeed25d2
+# %% ../../nbs/car/55_wrappers.ipynb #2e78f260
 class See(gym.ObservationWrapper):
     "Cropped, shrunk and (if so set) grey images, channels first: uint8 (1 or 3, height, width)."
 
@@ -44,7 +44,7 @@ class See(gym.ObservationWrapper):
         small = cv2.resize(image, (v.width, v.height), interpolation=cv2.INTER_AREA)
         return small.reshape(v.height, v.width, -1).transpose(2, 0, 1)
 
-# %% ../../nbs/car/55_wrappers.ipynb #f1147372
+# %% ../../nbs/car/55_wrappers.ipynb #2b3c4121
 class Remember(gym.ObservationWrapper):
     "The last `stack` images along the channel axis, oldest first; an episode begins with copies of its first image."
 
@@ -63,7 +63,7 @@ class Remember(gym.ObservationWrapper):
         self.images.append(image)
         return np.concatenate(self.images)
 
-# %% ../../nbs/car/55_wrappers.ipynb #ba3c6401
+# %% ../../nbs/car/55_wrappers.ipynb #74bffcf1
 class Limit(gym.Wrapper):
     "Actions in -1..1 x -1..1: steering with a limited rate (per decision, shared out over its frames), throttle mapped to a range."
 
@@ -92,14 +92,16 @@ class FrameSkip(gym.Wrapper):
 
     def step(self, action):
         total, gained = 0.0, 0.0
-        for _ in range(self.frames):
+        for left in reversed(range(self.frames)):
+            self.unwrapped.looking = left == 0
             observation, reward, terminated, truncated, info = self.env.step(action)
             total, gained = total + float(reward), gained + info.get("gained", 0.0)
             if terminated or truncated:
                 break
-        return observation, total, terminated, truncated, {**info, "gained": gained}
+        self.unwrapped.looking = True
+        return self.unwrapped.image if observation is None else observation, total, terminated, truncated, {**info, "gained": gained}
 
-# %% ../../nbs/car/55_wrappers.ipynb #8954f2ce
+# %% ../../nbs/car/55_wrappers.ipynb #6cdcb540
 class DiscretizedActionWrapper(gym.ActionWrapper):
     "Action k of a grid: `steering` evenly spaced wheel positions times `throttle` evenly spaced throttles, both over -1..1."
 
@@ -112,7 +114,7 @@ class DiscretizedActionWrapper(gym.ActionWrapper):
     def action(self, index):
         return self.grid[int(index)]
 
-# %% ../../nbs/car/55_wrappers.ipynb #d30b4834
+# %% ../../nbs/car/55_wrappers.ipynb #bbc58643
 def with_vision(env, vision=Vision(), discrete=False):
     "A car environment as a policy meets it: limited actions (or a grid of them), skipped frames, small stacked images."
     env = FrameSkip(Limit(env, vision), vision.frame_skip)
