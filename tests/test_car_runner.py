@@ -24,7 +24,7 @@ from test_car_environment import FRAME, actor  # noqa: E402
 
 from rlnb.car.champion import ChampionTracker  # noqa: E402
 from rlnb.car.rewards import SpeedRewardWrapper, progress_reward, speed_reward  # noqa: E402
-from rlnb.car.runner import OneStepEpisodes, Supervisor, load_config, load_model, run_trial, trial  # noqa: E402
+from rlnb.car.runner import load_config, load_model, run_trial, trial  # noqa: E402
 
 CAR = [sys.executable, "-m", "rlnb.cli.main", "car"]
 SHORT = {"scene": "waveshare", "eval_episodes": 2, "select_every": 0, "simulator": "stand-in"}
@@ -100,7 +100,7 @@ def test_progress_reward_never_pays_for_going_back_or_off_the_road(gained, cte, 
 
 
 def test_champion_known_answer(tmp_path):
-    lines, tracker = [], None
+    lines = []
     tracker = ChampionTracker(tmp_path, log=lines.append)
     won = []
     for number, reward in enumerate([50, 80, 60, 90, 70]):
@@ -252,7 +252,6 @@ def test_nan_in_training(tmp_path):
 def test_one_step_episodes_over_and_over(tmp_path):
     with peer(actor(FRAME | {"cte": 7.9}, FRAME | {"cte": 9.0})) as port:
         failed(wired(port), tmp_path, "one_step_episodes")
-    assert OneStepEpisodes.status == "one_step_episodes" and Supervisor
 
 
 def test_deadline_inside_the_process_and_from_outside(tmp_path):
@@ -285,10 +284,8 @@ def test_a_killed_trial_is_a_crashed_one(tmp_path):
 
 
 def test_diverging_weights_are_noticed(tmp_path):
-    result = trial(
-        load_config(timesteps=4096, learning_rate=1e30, n_steps=64, **SHORT | {"select_every": 512}), tmp_path, log=lambda line: None
-    )
-    assert result["status"] in ("diverged", "failed") and "ok" not in result["status"] and not (tmp_path / "model.zip").exists()
+    failed(load_config(timesteps=1024, learning_rate=1e30, n_steps=64, **SHORT), tmp_path / "ppo", "diverged")
+    failed(load_config(agent="dqn", timesteps=600, learning_rate=1e30, learning_starts=100, **SHORT), tmp_path / "dqn", "diverged")
 
 
 @pytest.mark.parametrize(
@@ -335,7 +332,7 @@ def test_eval_prints_the_table(tmp_path):
     done = run("eval", "--scene", "waveshare", "--episodes", 1, "--json", tmp_path / "table.json")
     rows = json.loads((tmp_path / "table.json").read_text())
     assert done.returncode == 0 and "pure pursuit" in done.stdout and "stand-in simulator (not the real one)" in done.stdout
-    assert rows[1]["clean"] == 1.0 and rows[0]["clean"] == 0.0
+    assert rows[1]["clean"] == 1.0 and rows[0]["clean"] == 0.0 and rows[0]["lap_time"] is None  # no lap: null, since NaN is no JSON
 
 
 def test_play_by_keyboard_in_a_terminal():

@@ -2,8 +2,6 @@
 import importlib.util
 import io
 import logging
-import os
-import sys
 import time
 from contextlib import redirect_stdout
 
@@ -22,7 +20,7 @@ import gymnasium as gym  # noqa: E402
 from car_tools import stand_in  # noqa: E402
 
 from rlnb.car.environment import Deadlines, DonkeyEnv  # noqa: E402
-from rlnb.car.protocol import ENVIRONMENT_IDS, NoSimulator, SimulatorError, UnknownScene  # noqa: E402
+from rlnb.car.protocol import ENVIRONMENT_IDS, BadTelemetry, NoSimulator, SimulatorError, UnknownScene  # noqa: E402
 from rlnb.car.simulator import WorldConfig  # noqa: E402
 from rlnb.car.upstream import UpstreamEnv, upstream_version  # noqa: E402
 
@@ -55,8 +53,6 @@ CONF = {
 
 def upstream_env(name, port, **conf):
     from gym_donkeycar.envs import donkey_env
-    cls = {"donkey-" + c.removesuffix("Env").lower(): c for c in dir(donkey_env) if c.endswith("Env")}
-    assert cls
     kinds = {
         "generated_road": "GeneratedRoadsEnv",
         "warehouse": "WarehouseEnv",
@@ -159,6 +155,19 @@ def test_both_clients_name_what_is_wrong(make):
             make("monza", server.port)
 
 
+def test_both_clients_name_telemetry_that_is_no_number(make, monkeypatch):
+    from rlnb.car.server import Session
+    report = Session.report
+    monkeypatch.setattr(Session, "report", lambda self, t: {**report(self, t), **({"cte": float("nan")} if t.throttle > 0.1 else {})})
+    with stand_in() as server:
+        env = make("waveshare", server.port)
+        env.reset()
+        with pytest.raises(BadTelemetry, match="cte"):
+            for _ in range(20):
+                env.step((0.0, 0.5))
+        env.close()
+
+
 def test_both_clients_notice_a_server_that_dies(make):
     from rlnb.car.server import ServerConfig, SimulatorServer
     server = SimulatorServer(ServerConfig(port=0)).__enter__()
@@ -175,6 +184,5 @@ def test_both_clients_notice_a_server_that_dies(make):
 
 
 def test_ids_are_upstreams():
-    before = set(sys.modules)
-    import gym_donkeycar
-    assert set(ENVIRONMENT_IDS.values()) <= set(gym.registry) and gym_donkeycar.__version__ and before and os
+    import gym_donkeycar  # noqa: F401  (it registers its environments, ours give way)
+    assert all(str(gym.registry[name].entry_point).startswith("gym_donkeycar") for name in ENVIRONMENT_IDS.values())

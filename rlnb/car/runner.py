@@ -338,14 +338,15 @@ def pursuit_lap_time(config):
         times.append(drive.lap_time)
     return float(np.mean(times)) if np.isfinite(times).all() else math.inf
 
-# %% ../../nbs/car/90_runner.ipynb #bc113739
+# %% ../../nbs/car/90_runner.ipynb #acca8981
 def learn(model, config, supervisor):
-    "`model.learn`; weights that are no longer finite are named as such, whatever the algorithm says when it meets them."
+    "`model.learn`; a network whose weights or outputs are no longer finite is named as such."
     try:
         model.learn(total_timesteps=config.timesteps, callback=supervisor)
-    except ValueError:  # torch's distributions refuse a NaN before the next validation can
-        require_finite(model)
-        raise
+    except ValueError as error:
+        if "invalid values" not in str(error):  # torch's distributions say this of a mean that is NaN
+            raise
+        raise Diverged(f"the network's outputs are not finite after {model.num_timesteps} decisions; lower the learning rate") from error
     require_finite(model)
 
 
@@ -385,7 +386,7 @@ def train(config, save_dir, log=print, on_progress=None):
         raise Diverged(f"evaluation rewards are not finite: {rewards}")
     return conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log)
 
-# %% ../../nbs/car/90_runner.ipynb #3fea3077
+# %% ../../nbs/car/90_runner.ipynb #d65b63f3
 def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learned, log):
     "Save the model, read it back, write `result.json`, print the runner's lines."
     path = save_dir / "model.zip"
@@ -416,10 +417,9 @@ def conclude(config, save_dir, model, supervisor, rewards, drives, wired, learne
     log(f"[SB3 Runner] mean_reward={result['mean_reward']:.4f}")
     log(f"[SB3 Runner] std_reward={result['std_reward']:.4f}")
     log(f"[SB3 Runner] timesteps={result['timesteps']}")
-    log(
-        f"[SB3 Runner] judged {result['judged']}: clean={s['clean']:.2f} laps={s['laps']:.2f} lap_time={s['lap_time']:.2f} "
-        f"inside={s['inside']:.3f} (pure pursuit laps in {supervisor.target:.2f} s)"
-    )
+    own, pursuit = (f"{v:.2f}" if math.isfinite(v) else "none" for v in (s["lap_time"], supervisor.target))
+    beside = "" if wired else f" (pure pursuit: {pursuit})"  # computed from the road, which only the stand-in gives away in process
+    log(f"[SB3 Runner] judged {result['judged']}: clean={s['clean']:.2f} laps={s['laps']:.2f} lap_time={own}{beside} inside={s['inside']:.3f}")
     log(f"[SB3 Runner] model={path}")
     return result
 
@@ -493,7 +493,7 @@ def _kill_after(process, seconds):
     timer.start()
     return timer
 
-# %% ../../nbs/car/90_runner.ipynb #0e3eb3ec
+# %% ../../nbs/car/90_runner.ipynb #1d7844ae
 def config_of(data):
     "The `TrainConfig` in a dict made by `asdict` and JSON."
     return TrainConfig(
@@ -525,7 +525,7 @@ def trial(config, save_dir, log=print, on_progress=None, deadline=None):
         known = isinstance(error, CarError)
         result = {
             "status": getattr(error, "status", "failed"),
-            "error": str(error) if known else f"{type(error).__name__}: {error}",
+            "error": str(error) if known else f"{type(error).__name__}: {error}".splitlines()[0],
             "config": asdict(config),
         }
         log(f"[SB3 Runner] status={result['status']}: {result['error']}")

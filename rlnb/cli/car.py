@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from rlnb.cli.autoresearch import add_search_options
 from rlnb.lab.errors import LabError
 
 STAND_IN = (
@@ -86,6 +87,15 @@ def add_car_parser(commands) -> None:
     sub.add_argument("--fast", action="store_true", help="as fast as the machine instead of 20 frames a second")
     sub.add_argument("--no-picture", action="store_true", help="only a line of numbers")
     _address(sub, "a simulator to drive in (default: a stand-in started for this)")
+    add_search_options(
+        command(
+            "autoresearch",
+            research,
+            "search the settings of training by itself, in short trials",
+            "rlnb car autoresearch --trials 12 --min-trials-before-gp 3 --push-every 4",
+            "Search the settings of training: random trials first, then a Gaussian process. " + STAND_IN,
+        )
+    )
     sub = command("bench", bench, "measure frames, steps and decisions per second on this machine", "rlnb car bench --seconds 3")
     sub.add_argument("--seconds", type=float, default=3.0, help="time for each measurement (default %(default)s)")
     sub.add_argument("--json", type=Path, metavar="F", help="write the figures there as JSON too")
@@ -355,10 +365,20 @@ def _notebook(settings, run, name, parameters, artefacts, options):
     bar.close()
 
 
+# ---- autoresearch
+
+def research(options) -> int:
+    from rlnb.cli.autoresearch import autoresearch
+    from rlnb.lab.settings import load_settings
+
+    return autoresearch(load_settings(), options, "car")
+
+
 # ---- eval
 
 def evaluate(options) -> int:
     from rlnb.car.compare import compare, table_text
+    from rlnb.car.runner import write_json
 
     if not options.model and options.no_baselines:
         raise LabError("nothing to judge: name a policy with --model, or leave out --no-baselines")
@@ -382,7 +402,7 @@ def evaluate(options) -> int:
         + (f"at {options.host or '127.0.0.1'}:{options.port or 9091}" if external else "in the stand-in simulator (not the real one)")
     )
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+        write_json(options.json, rows)
     return 0
 
 
