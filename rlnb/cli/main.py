@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from rlnb import __version__
+from rlnb.cli.autoresearch import add_search_options
 from rlnb.cli.car import add_car_parser
 from rlnb.cli.review import add_review_parsers
 from rlnb.lab.errors import Interrupted, LabError, did_you_mean
@@ -78,6 +79,10 @@ def parser() -> argparse.ArgumentParser:
     _training_options(sub)
     sub = command("generalist", run_generalist, "train one policy on all command families alike and examine it on every rung", "rlnb generalist --timesteps 4_000_000")
     sub.add_argument("--timesteps", type=_count, default=4_000_000, metavar="N", help="environment steps (default: 4_000_000)")
+    sub = command("autoresearch", run_autoresearch, "search settings by itself: random trials first, then a Gaussian process",
+                  "rlnb autoresearch tracker --trials 12 --confirm 5", "NAME")
+    sub.add_argument("study", metavar="NAME", help="which space file of data/search: tracker, car, or one of your own")
+    add_search_options(sub)
     add_review_parsers(command)
     add_car_parser(commands)
     return top
@@ -218,6 +223,12 @@ def run_generalist(options) -> int:
     from rlnb.cli.qualify import generalist
 
     return generalist(settings_of(options), options.timesteps)
+
+
+def run_autoresearch(options) -> int:
+    from rlnb.cli.autoresearch import autoresearch
+
+    return autoresearch(settings_of(options), options, options.study)
 
 
 def run_ladder(options) -> int:

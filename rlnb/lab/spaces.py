@@ -19,7 +19,7 @@ from pathlib import Path
 # %% ../../nbs/lab/88_spaces.ipynb #554dd731
 from .errors import LabError, did_you_mean
 
-# %% ../../nbs/lab/88_spaces.ipynb #20fbf3f7
+# %% ../../nbs/lab/88_spaces.ipynb #9727a921
 @dataclass(frozen=True)
 class Parameter:
     "What one setting may be: `low` to `high`, or one of `choices`."
@@ -43,6 +43,13 @@ class Parameter:
         if self.step:
             inside = min(self.low + round((inside - self.low) / self.step) * self.step, self.high)
         return round(inside) if self.whole else float(inside)
+
+    def unit(self, value) -> float:
+        "Where a value lies between the bounds, from 0 to 1; the number of a choice."
+        if self.choices:
+            return float(self.choices.index(value))
+        low, high, x = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        return (x - low) / (high - low)
 
 # %% ../../nbs/lab/88_spaces.ipynb #a59e5cc2
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ def line_of(text: str, *path: str) -> int:
             best, depth = number, len(here)
     return best
 
-# %% ../../nbs/lab/88_spaces.ipynb #4d8fc784
+# %% ../../nbs/lab/88_spaces.ipynb #5151c967
 @dataclass(frozen=True)
 class Space:
     "A checked search space file."
@@ -96,6 +103,10 @@ class Space:
         "The objective's defaults for the parameters of this space, at the nearest allowed values."
         defaults = find_objective(self.objective).defaults()
         return {p.name: p.nearest(defaults[p.name]) for p in self.parameters}
+
+    def near(self, one: dict, other: dict, distance: float = 0.1) -> bool:
+        "Whether two sets of parameters have the same choices and all numbers within a share of their ranges."
+        return all(abs(p.unit(one[p.name]) - p.unit(other[p.name])) < distance for p in self.parameters)
 
     def fingerprint(self) -> str:
         "SHA-256 over everything that makes results comparable."
