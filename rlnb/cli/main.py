@@ -79,6 +79,9 @@ def parser() -> argparse.ArgumentParser:
     _training_options(sub)
     sub = command("generalist", run_generalist, "train one policy on all command families alike and examine it on every rung", "rlnb generalist --timesteps 4_000_000")
     sub.add_argument("--timesteps", type=_count, default=4_000_000, metavar="N", help="environment steps (default: 4_000_000)")
+    sub = command("batch", run_batch, "run notebooks with parameters in the order of their dependencies; what is up to date is left alone",
+                  "rlnb batch data/batches/hover_seeds.toml --workers 2", "FILE")
+    sub.add_argument("file", type=Path, metavar="FILE", help="a batch file; see data/batches")
     sub = command("autoresearch", run_autoresearch, "search settings by itself: random trials first, then a Gaussian process",
                   "rlnb autoresearch tracker --trials 12 --confirm 5", "NAME")
     sub.add_argument("study", metavar="NAME", help="which space file of data/search: tracker, car, or one of your own")
@@ -223,6 +226,12 @@ def run_generalist(options) -> int:
     from rlnb.cli.qualify import generalist
 
     return generalist(settings_of(options), options.timesteps)
+
+
+def run_batch(options) -> int:
+    from rlnb.cli.batch import batch
+
+    return batch(settings_of(options), options.file)
 
 
 def run_autoresearch(options) -> int:
