@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Drive', 'Watch', 'score', 'drive_episode']
 
-# %% ../../nbs/car/70_judge.ipynb #500a4fe3
+# %% ../../nbs/car/70_judge.ipynb #8da87940
 import math
 from dataclasses import asdict, dataclass
 
@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 
-# %% ../../nbs/car/70_judge.ipynb #17353f52
+# %% ../../nbs/car/70_judge.ipynb #cc7c965f
 @dataclass(frozen=True)
 class Drive:
     "One episode, summed up."
@@ -29,7 +29,7 @@ class Drive:
     clean: bool  # all laps asked for were driven and the road was never left
     end: str  # why it ended: "laps", "time", or the environment's reason
 
-# %% ../../nbs/car/70_judge.ipynb #4df2a41c
+# %% ../../nbs/car/70_judge.ipynb #89567b26
 class Watch(gym.Wrapper):
     """Sums up each episode in `info['drive']` at its end, after `laps` complete laps or `seconds` s at the latest.
 
@@ -55,7 +55,7 @@ class Watch(gym.Wrapper):
         place = 8 * info["pos"][0], 8 * info["pos"][2], info["progress"]
         self.trace.append((info["cte"], 8 * info["forward_vel"], *info["command"], *place))
         if len(self.trace) % 40 == 0:
-            self.pictures = [*self.pictures[-79:], self.env.unwrapped.image]
+            self.pictures.append(self.env.unwrapped.image)
         done = info["lap_count"] >= self.laps
         truncated = truncated or done or len(self.trace) >= self.limit
         if terminated or truncated:
@@ -80,7 +80,7 @@ class Watch(gym.Wrapper):
             end=end,
         )
 
-# %% ../../nbs/car/70_judge.ipynb #5c4038c8
+# %% ../../nbs/car/70_judge.ipynb #fd2b7839
 def score(drives):
     "A dict of means over drives: what a policy is chosen and reported by."
     table = pd.DataFrame([asdict(d) for d in drives])

@@ -5,17 +5,20 @@
 # %% auto #0
 __all__ = ['draw_road', 'driven_line', 'along_track', 'camera_strip', 'learning_curves', 'replay_data']
 
-# %% ../../nbs/car/96_pictures.ipynb #9daad7dd
+# %% ../../nbs/car/96_pictures.ipynb #9b212c1a
 import matplotlib.pyplot as plt
 import numpy as np
 
-# %% ../../nbs/car/96_pictures.ipynb #ed1aad6f
+# %% ../../nbs/car/96_pictures.ipynb #993ebd28
 def draw_road(axis, track):
-    "The road of a track, filled between its edges."
+    "The road's edges and, as a short bar with an arrow in the direction of travel, where it starts."
     normal = np.stack([np.cos(track.heading), -np.sin(track.heading)], 1) * track.half_width
     for sign in (1, -1):
         edge = track.points + sign * normal
         axis.plot(*(np.vstack([edge, edge[:1]]) if track.closed else edge).T, color="#8a8f98", lw=0.8)
+    across, ahead = np.stack([track.points[0] - normal[0], track.points[0] + normal[0]]), 3 * np.array([np.sin(track.heading[0]), np.cos(track.heading[0])])
+    axis.plot(*across.T, color="#444", lw=2)
+    axis.annotate("", across[0] + ahead, across[0], arrowprops={"arrowstyle": "->", "color": "#444"})
     axis.set(aspect="equal", xticks=[], yticks=[])
     for side in axis.spines.values():
         side.set_visible(False)
@@ -30,7 +33,7 @@ def driven_line(track, traces):
     figure.colorbar(dots, label="speed, units/s", shrink=0.7)
     return figure
 
-# %% ../../nbs/car/96_pictures.ipynb #229e0863
+# %% ../../nbs/car/96_pictures.ipynb #9d0c8426
 def along_track(track, traces):
     "Cross-track error, speed and steering of some traces over the place on the track."
     figure, axes = plt.subplots(3, 1, figsize=(8, 5.4), sharex=True, layout="constrained")
@@ -46,18 +49,20 @@ def along_track(track, traces):
     axes[2].set(ylabel="steering, locks", ylim=(-1.05, 1.05), xlabel="place on the track, units")
     return figure
 
-# %% ../../nbs/car/96_pictures.ipynb #299d52ed
-def camera_strip(pictures, count=8):
-    "Some of the camera's pictures of an episode, evenly spaced, side by side."
-    chosen = [pictures[i] for i in np.linspace(0, len(pictures) - 1, min(count, len(pictures))).round().astype(int)]
-    figure, axes = plt.subplots(2, (len(chosen) + 1) // 2, figsize=(9, 3.6), layout="constrained", squeeze=False)
+# %% ../../nbs/car/96_pictures.ipynb #42e2ba1d
+def camera_strip(pictures, count=8, every=2.0):
+    "Up to `count` of the pictures that the camera took `every` so many seconds, evenly spaced, four to a row."
+    chosen = np.linspace(0, len(pictures) - 1, min(count, len(pictures))).round().astype(int)
+    rows = -(-len(chosen) // 4)
+    figure, axes = plt.subplots(rows, 4, figsize=(9, 1.9 * rows), layout="constrained", squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
-    for axis, picture in zip(axes.flat, chosen):
-        axis.imshow(picture.squeeze(), cmap="gray", vmin=0, vmax=255)
+    for axis, i in zip(axes.flat, chosen):
+        axis.imshow(pictures[i].squeeze(), cmap="gray", vmin=0, vmax=255)
+        axis.set_title(f"{every * i:g} s", fontsize=9)
     return figure
 
-# %% ../../nbs/car/96_pictures.ipynb #1529f10a
+# %% ../../nbs/car/96_pictures.ipynb #1d3d7f77
 def learning_curves(rows, validations, target=None):
     "Episode reward over decisions, and per validation the clean share and lap time; `target` is a lap time to compare with."
     figure, axes = plt.subplots(1, 3, figsize=(9.6, 2.8), layout="constrained")
@@ -70,13 +75,13 @@ def learning_curves(rows, validations, target=None):
     if target and np.isfinite(target):
         axes[2].axhline(target, color="#888", lw=0.8, ls="--", label="pure pursuit")
         axes[2].legend(fontsize=8)
-    for axis, label in zip(axes, ("episode reward", "clean validation drives", "lap time, s")):
-        axis.set(xlabel="decisions", title=label)
+    for axis, label in zip(axes, ("episode reward", "clean validation drives, share", "lap time in validation, s")):
+        axis.set(xlabel="decisions", title=label, xlim=(0, 1.04 * max([1, *steps, *(step for step, _ in rewards)])))
         axis.title.set_fontsize(9)
     axes[1].set_ylim(-0.05, 1.05)
     return figure
 
-# %% ../../nbs/car/96_pictures.ipynb #ca49fc0a
+# %% ../../nbs/car/96_pictures.ipynb #4f7ce002
 def replay_data(track, trace):
     "What an animation of a drive needs, as plain lists: the road's edges, the path and the speed every 0.1 s, lengths in units."
     normal = np.stack([np.cos(track.heading), -np.sin(track.heading)], 1) * track.half_width

@@ -13,14 +13,14 @@ import cv2
 import gymnasium as gym
 import numpy as np
 
-# %% ../../nbs/car/55_wrappers.ipynb #3ab65c46
+# %% ../../nbs/car/55_wrappers.ipynb #0c78f2c0
 @dataclass(frozen=True)
 class Vision:
     "What the policy sees and may do."
     crop_top: float = 0.3  # share of the image cut off at the top (sky)
     height: int = 40  # pixels of the policy's image
     width: int = 80  # pixels
-    grey: bool = True
+    grey: bool = True  # one channel instead of three
     stack: int = 2  # images, the newest last; two show motion
     frame_skip: int = 2  # frames per decision
     throttle_low: float = 0.25  # throttle at action -1

@@ -3,7 +3,9 @@ import json
 from html import escape
 
 PAGE = """<div class="car-replay"><canvas width="560" height="420" style="width:100%;max-width:560px" role="img"
-aria-label="__ALT__"></canvas><div><button type="button">play</button> <input type="range" min="0" value="0" style="width:60%"> <output></output></div>
+aria-label="__ALT__"></canvas><div style="display:flex;gap:.7em;align-items:center;max-width:560px"><button type="button" style="min-width:4em">play</button>
+<input type="range" min="0" value="0" aria-label="time" style="flex:1;min-width:4em">
+<output style="white-space:nowrap;font-variant-numeric:tabular-nums;font-size:.9em"></output></div>
 <script>(() => {
 const data = __DATA__, box = document.currentScript.parentElement, canvas = box.querySelector("canvas"), pen = canvas.getContext("2d");
 const button = box.querySelector("button"), bar = box.querySelector("input"), out = box.querySelector("output");
@@ -14,6 +16,7 @@ const path = (points, colour, width) => { pen.beginPath(); points.forEach((p, i)
   pen.strokeStyle = colour; pen.lineWidth = width; pen.stroke(); };
 let frame = 0, timer = null;
 const draw = () => { pen.clearRect(0, 0, 560, 420); path(data.left, "#8a8f98", 1.2); path(data.right, "#8a8f98", 1.2);
+  path([data.left[0], data.right[0]], "#8a8f98", 3);
   path(data.path.slice(Math.max(0, frame - 60), frame + 1), "#3b82c4", 2);
   const here = at(data.path[frame]); pen.beginPath(); pen.arc(...here, 5, 0, 7); pen.fillStyle = "#c0392b"; pen.fill();
   bar.value = frame; out.value = (frame * data.step).toFixed(1) + " s, " + data.speed[frame].toFixed(1) + " units/s"; };
