@@ -555,7 +555,9 @@ def _screen(image, info):
 
 def bench(options) -> int:
     from rlnb.car.bench import decision_rate, frame_rate, local_rate, wire_rate
+    from rlnb.car.runner import write_json
 
+    load, cores = os.getloadavg()[0], os.cpu_count()  # before we add to it
     figures = {
         "RGB frames/s in process (120 x 160)": frame_rate(options.seconds),
         "the same without image noise": frame_rate(options.seconds, noise=0.0),
@@ -565,9 +567,10 @@ def bench(options) -> int:
         figures["steps/s over TCP, our client, server in a process of its own"] = wire_rate(options.seconds, port)
     figures["decisions/s of PPO while it learns (8 cars, 2 frames each)"] = decision_rate(options.seconds)
     for name, rate in figures.items():
-        print(f"{rate:10,.0f}  {name}", flush=True)
+        print(f"{rate:10,.0f}  {name}")
+    print(f"each in the fastest hundredth of a second of {options.seconds:g} s, the last over whole rollouts; load before: {load:.1f} on {cores} cores")
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+        write_json(options.json, {**figures, "load": load, "cores": cores})
     return 0
 
 
