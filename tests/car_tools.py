@@ -1,12 +1,15 @@
 """What the car wing's tests share: a skip that says why, a stand-in for a while, a peer that misbehaves as told."""
 import contextlib
+import gc
 import importlib.util
 import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
+import psutil
 import pytest
 
 MISSING = [name for name in ("cv2", "gymnasium", "numba", "stable_baselines3", "torch") if importlib.util.find_spec(name) is None]
@@ -18,6 +21,25 @@ def need_car_extra():
         reason = f"NOT TESTED: the car wing needs {', '.join(MISSING)}; .venv/bin/pip install -c constraints.txt -e '.[car]'"
         warnings.warn(reason, stacklevel=2)  # shown even where reasons of skips are not
         pytest.skip(reason, allow_module_level=True)
+
+
+def alive():
+    "What a test could leave behind: threads, open connections and listening ports, child processes."
+    gc.collect()
+    process = psutil.Process()
+    sockets = {(c.fd, c.laddr, c.raddr) for c in process.net_connections("inet")}
+    return set(threading.enumerate()) | sockets | {child.pid for child in process.children(recursive=True)}
+
+
+@pytest.fixture
+def nothing_left_behind():
+    "No thread, socket or process of a test outlives it by more than three seconds."
+    before = alive()
+    yield
+    end = time.monotonic() + 3
+    while (left := alive() - before) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not left
 
 
 @contextlib.contextmanager

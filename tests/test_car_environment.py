@@ -1,12 +1,10 @@
 """Our environment against a simulator that behaves, one that does not, and none; each fault ends within its deadline with its own name."""
 import contextlib
-import gc
 import json
 import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 
 import car_tools
@@ -16,7 +14,7 @@ import pytest
 car_tools.need_car_extra()
 
 import gymnasium as gym  # noqa: E402
-from car_tools import LIDAR, SIM, peer, sim_process, stand_in  # noqa: E402
+from car_tools import LIDAR, SIM, nothing_left_behind, peer, sim_process, stand_in  # noqa: E402, F401
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 from rlnb.car.environment import Deadlines, DonkeyEnv, LocalEnv  # noqa: E402
@@ -35,21 +33,10 @@ from rlnb.car.protocol import (  # noqa: E402
 from rlnb.car.server import PortTaken, ServerConfig, SimulatorServer  # noqa: E402
 from rlnb.car.simulator import WorldConfig  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 QUICK = Deadlines(connect=1.0, greet=0.5, scene=1.0, reset=1.0, step=0.5)
 IMAGE = encode_image(np.zeros((120, 160, 3), np.uint8))
 FRAME = {"msg_type": "telemetry", "image": IMAGE, "hit": "none", "cte": 0.0, "speed": 0.0, "time": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind():
-    "No thread and no socket of a test outlives it."
-    before = set(threading.enumerate())
-    yield
-    end = time.monotonic() + 3
-    while set(threading.enumerate()) - before and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not [t for t in set(threading.enumerate()) - before if t.is_alive()]
-    gc.collect()
 
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENT_IDS.values()))

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 car_tools.need_car_extra()
 
-from car_tools import LIDAR, Talker, stand_in  # noqa: E402
+from car_tools import LIDAR, Talker, nothing_left_behind, stand_in  # noqa: E402, F401
 
 from rlnb.car.protocol import CLIENT_MESSAGES, SCENES, SERVER_MESSAGES, MessageParser, decode_image, encode, telemetry_of  # noqa: E402
 from rlnb.car.simulator import WorldConfig  # noqa: E402
 from rlnb.car.tracks import named_track  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 CAMERA = {
     "fov": 0,
     "fish_eye_x": 0.0,
@@ -356,7 +357,7 @@ def test_packets_split_at_every_byte_and_merged_say_the_same():
             for i in range(len(stream)):
                 talker.sock.sendall(stream[i : i + 1])
             split = answers(talker)
-    assert split == merged and merged.count("telemetry") == 2
+    assert split == merged and merged.count("telemetry") == 2 and merged[:2] == ["scene_selection_ready", "car_loaded"]
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))

@@ -17,7 +17,7 @@ import pytest
 car_tools.need_car_extra()
 
 import gymnasium as gym  # noqa: E402
-from car_tools import peer, stand_in  # noqa: E402
+from car_tools import nothing_left_behind, peer, stand_in  # noqa: E402, F401
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from test_car_environment import FRAME, actor  # noqa: E402
@@ -26,6 +26,7 @@ from rlnb.car.champion import ChampionTracker  # noqa: E402
 from rlnb.car.rewards import SpeedRewardWrapper, progress_reward, speed_reward  # noqa: E402
 from rlnb.car.runner import load_config, load_model, run_trial, trial  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 CAR = [sys.executable, "-m", "rlnb.cli.main", "car"]
 SHORT = {"scene": "waveshare", "eval_episodes": 2, "select_every": 0, "simulator": "stand-in"}
 

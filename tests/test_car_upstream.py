@@ -17,14 +17,17 @@ if importlib.util.find_spec("gym_donkeycar") is None:
     )
 
 import gymnasium as gym  # noqa: E402
-from car_tools import stand_in  # noqa: E402
+from car_tools import nothing_left_behind, stand_in  # noqa: E402, F401
 
 from rlnb.car.environment import Deadlines, DonkeyEnv  # noqa: E402
 from rlnb.car.protocol import ENVIRONMENT_IDS, BadTelemetry, NoSimulator, SimulatorError, UnknownScene  # noqa: E402
 from rlnb.car.simulator import WorldConfig  # noqa: E402
 from rlnb.car.upstream import UpstreamEnv, upstream_version  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium's, about upstream's spaces and registration
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left_behind"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # gymnasium's, about upstream's spaces and registration
+]
 QUICK = Deadlines(connect=1.0, greet=1.0, scene=5.0, reset=5.0, step=2.0)
 CONF = {
     "exe_path": "remote",

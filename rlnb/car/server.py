@@ -9,7 +9,7 @@ __all__ = ['STAND_IN', 'LOG', 'HANDLERS', 'ServerConfig', 'PortTaken', 'Session'
            'on_get_protocol_version', 'on_get_scene_names', 'handle', 'SimulatorServer', 'turn', 'attempt', 'drop',
            'accept', 'greet', 'receive', 'work', 'keep_time', 'flush']
 
-# %% ../../nbs/car/45_server.ipynb #f8040e79
+# %% ../../nbs/car/45_server.ipynb #7ae98bc9
 import contextlib
 import errno
 import json
@@ -26,7 +26,7 @@ from .camera import Camera, CameraConfig
 from .protocol import CLIENT_MESSAGES, PORT, SCENES, TELEMETRY_FIELDS, MessageParser, SimulatorError, encode_image
 from .simulator import STEP, World, WorldConfig, lidar_sweep, node_position
 
-# %% ../../nbs/car/45_server.ipynb #86502848
+# %% ../../nbs/car/45_server.ipynb #296b0521
 STAND_IN = "rlnb stand-in"  # how this server names itself in protocol_version
 LOG = logging.getLogger("rlnb.car")
 
@@ -55,7 +55,7 @@ class PortTaken(SimulatorError):
     "Another program listens there already."
     status = "port_taken"
 
-# %% ../../nbs/car/45_server.ipynb #6520103e
+# %% ../../nbs/car/45_server.ipynb #dc63975b
 class Session:
     "One connected client and its car."
 
@@ -96,7 +96,7 @@ class Session:
             fields["lidar"] = lidar_sweep(self.world, self.lidar)
         return fields
 
-# %% ../../nbs/car/45_server.ipynb #c4dfa1db
+# %% ../../nbs/car/45_server.ipynb #1519b573
 def number(message, key, low=-1e6, high=1e6):
     "A finite number in [low, high] from a message's text; `ValueError` says which field was wrong."
     value = float(message[key])
@@ -121,7 +121,7 @@ def on_reset_car(session, message):
     if session.world is not None:
         session.world.reset()
 
-# %% ../../nbs/car/45_server.ipynb #625fccfa
+# %% ../../nbs/car/45_server.ipynb #f331982c
 def on_load_scene(session, message):
     if message["scene_name"] in SCENES or message["scene_name"].removeprefix("random-").isdecimal():
         session.load(message["scene_name"])
@@ -156,7 +156,7 @@ def on_node_position(session, message):
     if reply:
         session.send(**reply)
 
-# %% ../../nbs/car/45_server.ipynb #6fc6b856
+# %% ../../nbs/car/45_server.ipynb #e98dea90
 def camera_of(message, old, pixel_limit):
     "The `CameraConfig` a `cam_config` message asks for."
     keep = lambda key, low, high, was: number(message, key, low, high) if key in message and float(message[key]) != 0 else was  # noqa: E731
@@ -201,7 +201,7 @@ def on_lidar_config(session, message):
         raise ValueError(f"lidar_config: more than {session.config.beam_limit} beams")
     session.lidar = lidar
 
-# %% ../../nbs/car/45_server.ipynb #5b5ea150
+# %% ../../nbs/car/45_server.ipynb #213a52d7
 def on_step_mode(session, message):
     if message["step_mode"] not in ("synchronous", "asynchronous"):
         raise ValueError(f"step_mode {message['step_mode']!r} is neither synchronous nor asynchronous")
@@ -258,7 +258,7 @@ def handle(session, message):
         raise ValueError(f"{kind} without {', '.join(missing)}")
     HANDLERS[kind](session, message)
 
-# %% ../../nbs/car/45_server.ipynb #b390d294
+# %% ../../nbs/car/45_server.ipynb #bdc2d8d1
 class SimulatorServer:
     "The stand-in as a server: `with SimulatorServer(config) as server:` runs it in a thread; `serve()` in this one."
 
@@ -314,7 +314,7 @@ class SimulatorServer:
         if self.thread is not None:
             self.thread.join(5)
 
-# %% ../../nbs/car/45_server.ipynb #06cf3d86
+# %% ../../nbs/car/45_server.ipynb #802a9d41
 def turn(server):
     "Wait for something to do, at most until the next frame of a real-time client or a tenth of a second, and do it."
     now = time.monotonic()
@@ -355,7 +355,7 @@ def drop(server, session, reason):
         server.selector.unregister(session.sock)
     session.sock.close()
 
-# %% ../../nbs/car/45_server.ipynb #ea5e91d5
+# %% ../../nbs/car/45_server.ipynb #ef0dbc6a
 def accept(server):
     "Welcome a client, or tell it that there is no room."
     try:
@@ -381,7 +381,7 @@ def greet(server, session):
     else:
         session.send("scene_selection_ready", loaded="1")
 
-# %% ../../nbs/car/45_server.ipynb #7d8b0040
+# %% ../../nbs/car/45_server.ipynb #ef75cce7
 def receive(server, session):
     "Read what has come."
     data = session.sock.recv(1 << 16)
@@ -389,6 +389,8 @@ def receive(server, session):
         raise ValueError("closed by the client")
     session.heard = time.monotonic()
     session.inbox += session.parser.feed(data)
+    if session.inbox and not session.greeted:  # who speaks first is answered in order all the same
+        greet(server, session)
 
 
 def work(server, session):
