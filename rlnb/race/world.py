@@ -148,14 +148,14 @@ def keep(alive: jax.Array, new, old):
     "`new` in the worlds that are alive (worlds,), `old` in the others."
     return jax.tree.map(lambda a, b: jnp.where(alive.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
 
-# %% ../../nbs/race/40_world.ipynb #249c748c
+# %% ../../nbs/race/40_world.ipynb #fa24e867
 def infeasible(course: Course) -> jax.Array:
     "`Outcome.frame`, `stand` or `pole` (worlds,) where the drone touches one before its first step, `Outcome.flying` elsewhere."
     touched = contacts(course, course.start_position, rotation(quaternion(course.start_rpy)))
     names = ("frame", "stand", "pole")
     return jnp.select([jnp.any(touched[name], axis=-1) for name in names], [jnp.int32(Outcome[name]) for name in names], jnp.int32(Outcome.flying))
 
-
+# %% ../../nbs/race/40_world.ipynb #6012fba5
 class RaceWorld:
     "`num_worlds` races on one level, advanced together. `step` is pure: compile it, scan it, or call it."
 
