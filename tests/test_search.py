@@ -210,6 +210,7 @@ def test_failed_trials_reach_neither_the_process_nor_the_champion(tmp_path):
     complete = open_study(found).get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
     assert {t.number for t in complete} == {row["trial"] for row in rows if row["status"] == "ok"}
     assert not processes_of(tmp_path)
+    assert (found.trial_folder(0) / "log.txt").read_text() == "", "a trial that went well has nothing to complain of"
 
 
 def test_a_corner_that_always_fails_does_not_hold_the_search(tmp_path):

@@ -271,7 +271,7 @@ def pool(settings: Settings):
             raise LabError(f"the Dask scheduler at {settings.scheduler} has no workers; start some with 'dask worker {settings.scheduler} --nthreads 1'")
         yield client.get_executor(pure=False)
 
-# %% ../../nbs/lab/80_batches.ipynb #e95c348d
+# %% ../../nbs/lab/80_batches.ipynb #83da36e7
 @dataclass(frozen=True)
 class Outcome:
     "What became of a task."
@@ -297,7 +297,7 @@ def spec_of(task: Task, batch: str, settings: Settings, mark: str, outcomes: Map
 
 
 def run_batch(name: str, jobs: tuple[Job, ...], settings: Settings, executor: Executor, say: Callable[[str], None] = print) -> dict[str, Outcome]:
-    "Runs all tasks of a batch that are not up to date; returns what became of each, by key."
+    "Runs all tasks of a batch that are not up to date; returns what became of each, by key, in the order of the file."
     tasks = expand(jobs)
     marks, outcomes, running = fingerprints(tasks, settings), {}, {}
     recover(settings)
@@ -324,7 +324,7 @@ def run_batch(name: str, jobs: tuple[Job, ...], settings: Settings, executor: Ex
         for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
             settle(_outcome(running.pop(future), future))
     recover(settings)
-    return outcomes
+    return {task.key: outcomes[task.key] for task in tasks}
 
 
 AGAIN = "run the same command again to go on"

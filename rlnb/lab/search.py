@@ -80,11 +80,12 @@ class JournalLock:
     def release(self) -> None:
         self.holder.close()
 
-# %% ../../nbs/lab/90_search.ipynb #057c904f
+# %% ../../nbs/lab/90_search.ipynb #13043e48
 def end_with_parent() -> None:
     "Kills this process group when the standard input ends: the parent holds its other end."
     def watch():
-        sys.stdin.buffer.read()
+        while os.read(0, 4096):  # not sys.stdin: Python cannot shut down while a thread waits in it
+            pass
         os.killpg(os.getpgrp(), signal.SIGKILL)
     threading.Thread(target=watch, daemon=True).start()
 
