@@ -350,3 +350,37 @@ def test_the_nearest_value_is_allowed(a, b, value):
     if a < b:
         parameter = Parameter("x", a, b)
         assert a <= parameter.nearest(value) <= b and (not a <= value <= b or parameter.nearest(value) == value)
+
+
+# ---- the report
+
+def test_the_packet_says_what_the_fresh_seeds_say(project, tmp_path, monkeypatch):
+    from rlnb.cli.autoresearch import report
+    from rlnb.lab.runs import Run, records
+
+    stage = ROOT / "nbs" / "stages" / "autoresearch.ipynb"
+    (project.root / "nbs" / "stages" / stage.name).write_bytes(stage.read_bytes())
+    monkeypatch.chdir(project.root)
+    found, draw, best = study(tmp_path), np.random.default_rng(0), -math.inf
+    for number in range(8):
+        params = {"x": float(draw.uniform(-1, 1)), "rate": float(10 ** draw.uniform(-4, 0))}
+        ok = number != 5
+        value = search_tools.height(params) if ok else None
+        append_line(found.results_file, {
+            "trial": number, "params": params, "mean_reward": value, "std_reward": None, "status": "ok" if ok else "deadline",
+            "champion": ok and value > best, "model_path": None, "seed": number, "seconds": 1.0,
+            "sampler": "random" if number < 3 else "gp", "error": None if ok else "not finished <b>after</b> 60 s", "figures": None})
+        best = max(best, value) if ok else best
+    champion = found.best()
+    for seed in range(3):
+        for which, params, value in (("best", champion["params"], 1.0), ("defaults", found.space.baseline(), 2.0)):
+            row = {"which": which, "seed": seed, "params": params, "status": "ok", "mean_reward": value + 0.1 * seed, "figures": None}
+            append_line(found.folder / "confirmation.jsonl", row)
+    report(project.settings(), found, tmp_path / "toy.toml")
+    (record,) = records(project.settings())
+    told = Run(project.settings().runs / record["id"]).evaluation("search")
+    assert f"8 trials: 7 ok, 1 deadline. Best is trial {champion['trial']}" in told["text"]
+    assert "these trainings favour the defaults" in told["text"] and "a difference of -1 (" in told["text"]
+    assert set(told["next"]) == {"x", "rate"} and told["scores"]["best"] == [1.0, 1.1, 1.2]
+    page = next((project.settings().site / "packets").rglob("autoresearch.html")).read_text()
+    assert page.count("<figure") >= 5 and "not finished &lt;b&gt;after" in page
