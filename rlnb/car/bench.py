@@ -16,7 +16,7 @@ from .runner import load_config, make_model, training_env
 from .server import ServerConfig, SimulatorServer
 from .simulator import WorldConfig, site
 
-# %% ../../nbs/car/94_bench.ipynb #05a66a7e
+# %% ../../nbs/car/94_bench.ipynb #d5d554e0
 def per_second(action, seconds, part=0.01):
     """How often per second `action()` runs in the fastest of the parts of `part` s that `seconds` s hold; a first call does not count.
 
@@ -58,7 +58,7 @@ def local_rate(seconds=2.0):
     "Environment steps per second in process, each with its picture."
     return per_second(driving(LocalEnv(WorldConfig())), seconds)
 
-
+# %% ../../nbs/car/94_bench.ipynb #e20cdb2f
 def wire_rate(seconds=2.0, port=None):
     "Environment steps per second over TCP with our client, at a server on this machine (in this process if no port is given)."
     if port is None:

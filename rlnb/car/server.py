@@ -55,7 +55,7 @@ class PortTaken(SimulatorError):
     "Another program listens there already."
     status = "port_taken"
 
-# %% ../../nbs/car/45_server.ipynb #dc63975b
+# %% ../../nbs/car/45_server.ipynb #7448e3b7
 class Session:
     "One connected client and its car."
 
@@ -88,7 +88,7 @@ class Session:
     def report(self, telemetry):
         "The fields of a telemetry message."
         fields = {name: getattr(telemetry, name) for name in TELEMETRY_FIELDS}
-        fields["image"] = encode_image(self.world.image, self.world.camera.config.encoding)
+        fields["image"] = encode_image(self.world.image, self.world.film.camera.config.encoding)
         if self.second is not None:
             view = self.second.frame(self.world.car[0], self.world.car[1], self.world.car[2])
             fields["image_b"] = encode_image(view, self.second.config.encoding)

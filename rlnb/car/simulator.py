@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STEP', 'SUBSTEPS', 'X', 'Z', 'YAW', 'SPEED', 'STEER', 'THROTTLE', 'YAW_RATE', 'SLIP', 'GRID', 'CarParams', 'drive',
-           'WorldConfig', 'Laps', 'site', 'starting_pose', 'stop_at_barrier', 'observe', 'World', 'node_position',
-           'lidar_sweep']
+           'WorldConfig', 'Laps', 'site', 'starting_pose', 'stop_at_barrier', 'observe', 'Film', 'World',
+           'node_position', 'lidar_sweep']
 
 # %% ../../nbs/car/40_simulator.ipynb #ca7b5e26
 import math
@@ -180,7 +180,24 @@ def observe(world):
         hit=world.hit,
     )
 
-# %% ../../nbs/car/40_simulator.ipynb #7b02deda
+# %% ../../nbs/car/40_simulator.ipynb #e0396e34
+class Film:
+    "The last picture that a camera took. It is painted when somebody looks at it: in training every second one is never looked at."
+
+    def __init__(self, camera, noise):
+        self.camera, self.noise = camera, noise
+
+    def expose(self, x, z, yaw, seed):
+        "Take a picture from (x, z) units at heading `yaw` rad; `seed` draws its noise."
+        self.view, self.picture = (x, z, yaw, self.noise, seed), None
+
+    def look(self):
+        "The picture, uint8 (height, width, channels)."
+        if self.picture is None:
+            self.picture = self.camera.frame(*self.view)
+        return self.picture
+
+# %% ../../nbs/car/40_simulator.ipynb #444c09ba
 class World:
     "A stand-in simulator in process: deterministic for a seed and a sequence of commands."
 
@@ -191,7 +208,6 @@ class World:
         self.seed(config.seed)
         self.locator, self.laps, self.car = Locator(self.track), Laps(self.track, config), np.zeros(8)
         self.params = tuple(getattr(config.car, f) for f in CarParams.__dataclass_fields__)
-        self.delay = round(config.latency / STEP)
         self.aim(camera)
         self.reset()
 
@@ -202,7 +218,8 @@ class World:
 
     def aim(self, camera):
         "Use another camera."
-        self.camera, self._image = Camera(self.ground, camera), None
+        self.film = Film(Camera(self.ground, camera), self.config.image_noise)
+        self._expose()
 
     def reset(self):
         "Back to the grid (or to a random place and pose, if so configured), at rest."
@@ -215,7 +232,7 @@ class World:
         self.cte = self.locator.place(x, z)
         ahead = self.locator.arc
         self.laps.begin(ahead - self.track.length if self.track.closed and ahead > self.track.length / 2 else ahead)
-        self.queue = deque([(0.0, 0.0, 0.0)] * self.delay)
+        self.queue = deque([(0.0, 0.0, 0.0)] * round(self.config.latency / STEP))
         self.hit, self.previous = "none", (0.0, 0.0)
         self._expose()
 
@@ -236,18 +253,12 @@ class World:
         return observe(self), events
 
     def _expose(self):
-        "The camera takes a picture; it is painted only if somebody looks at it."
-        self.exposed, self._image = (self.car[X], self.car[Z], self.car[YAW], self.frames), None
+        self.film.expose(*self.car[[X, Z, YAW]], (self.noise_seed * 1000003 + self.frames) % (1 << 31))
 
     @property
     def image(self):
         "What the camera saw last, uint8 (height, width, channels)."
-        if self._image is None:
-            x, z, yaw, frame = self.exposed
-            self._image = self.camera.frame(x, z, yaw, self.config.image_noise, (self.noise_seed * 1000003 + frame) % (1 << 31))
-        return self._image
-
-
+        return self.film.look()
 
 # %% ../../nbs/car/40_simulator.ipynb #086d1f00
 def node_position(world, index):

@@ -84,7 +84,7 @@ class Limit(gym.Wrapper):
 
 
 class FrameSkip(gym.Wrapper):
-    "Holds each action for some frames and adds up their rewards and the distance gained; stops early when the episode ends."
+    "Holds each action for some frames and adds up their rewards and the distance gained; shows the last picture. Stops early when the episode ends."
 
     def __init__(self, env, frames=2):
         super().__init__(env)
