@@ -19,7 +19,7 @@ from .contacts import FRAME_HALVES
 from .courses import Course
 from .world import Sensed
 
-# %% ../../nbs/race/56_scenes.ipynb #5429e11c
+# %% ../../nbs/race/56_scenes.ipynb #c2dae47a
 OPENING = 0.20  # m, from a gate's centre to the inner edge of its frame
 FRAME = FRAME_HALVES[0][1]  # m, from a gate's centre to the outer edge
 
@@ -31,15 +31,17 @@ class Scene:
     gate: np.ndarray  # (4, 3) m, centres
     turn: np.ndarray  # (4, 3, 3), gate to world; the first column is the direction of flight
     pole: np.ndarray  # (4, 3) m, upper ends
+    seen: np.ndarray | bool = True  # (4,) bool, or one for all: the gates whose poses are true, not surveyed
 
     def __post_init__(self):
         for name in ("gate", "turn", "pole"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), float))
+        object.__setattr__(self, "seen", np.broadcast_to(self.seen, len(self.gate)))
 
     @classmethod
     def sensed(cls, sensed: Sensed, world: int) -> "Scene":
         "What the drone of one world knows."
-        return cls(sensed.gate_position[world], sensed.gate_rotation[world], sensed.pole[world])
+        return cls(sensed.gate_position[world], sensed.gate_rotation[world], sensed.pole[world], sensed.gate_seen[world])
 
     @classmethod
     def true(cls, course: Course, world: int) -> "Scene":
@@ -49,7 +51,7 @@ class Scene:
     @classmethod
     def nominal(cls, course: Course, world: int) -> "Scene":
         "Where everything is said to stand."
-        return cls(course.nominal_gate_position[world], course.nominal_gate_rotation[world], course.nominal_pole[world])
+        return cls(course.nominal_gate_position[world], course.nominal_gate_rotation[world], course.nominal_pole[world], False)
 
     @cached_property
     def side(self) -> np.ndarray:

@@ -8,7 +8,7 @@ __all__ = ['STYLES', 'Style']
 # %% ../../nbs/race/58_styles.ipynb #18500aee
 from dataclasses import asdict, dataclass
 
-# %% ../../nbs/race/58_styles.ipynb #46d3d501
+# %% ../../nbs/race/58_styles.ipynb #d090e608
 @dataclass(frozen=True)
 class Style:
     "The figures of the racing planner. A figure that makes no sense is a `ValueError` that names it."
@@ -18,18 +18,30 @@ class Style:
     lateral: float = 3.0  # m/s^2 across the path: sets the speed in bends
     along: float = 2.5  # m/s^2 along the path: speeding up and slowing down
     smooth: int = 5  # steps, width of the moving average over time that rounds changes of acceleration; applied twice, odd
+    tight: float = 0.7  # m/s where there is no room beside the drone at all
+    widen: float = 16.0  # 1/s, m/s more for every m of room
+    launch: float = 9.0  # m/s^2 along the path, right after taking off
+    unseen: float = 9.0  # m/s at most before a gate whose true pose is not known yet
+    caution: float = 1.3  # m/s, the same if a pole stands near that gate
+    crowded: float = 0.55  # m, how near that is
+    caution_reach: float = 0.9  # m before the gate, where these two hold
     # the path
     bend: float = 0.15  # m^2, price of squared curvature beside that of length
+    stiff: float = 4000.0  # 1/m, how hard a path is pushed away from what is too near
     spacing: float = 0.06  # m, between the points of a path
     approach: float = 0.35  # m, straight line before and behind a gate
-    window: float = 0.04  # m, how far off the gate's centre the path may cross, sideways and up
-    # room, from the path to
-    clear_pole: float = 0.22  # m, a pole's axis
-    clear_frame: float = 0.17  # m, the frame that is being crossed
+    offset: float = 0.10  # m, how far off a gate's centre straight lines through it are tried
+    over: float = 3.0  # m of detour that flying over a gate may save
+    near: float = 0.08  # m beside the drone; where there is less at the start, it takes off leaning away
+    window: float = 0.06  # m, how far off a gate's centre the smoothed path may cross, sideways and up
+    # distances wanted, from the path to
+    clear_pole: float = 0.18  # m, a pole's axis
+    clear_frame: float = 0.16  # m, the frame that is being crossed
     clear_plate: float = 0.24  # m, any other gate, its opening included
     clear_stand: float = 0.25  # m, the axis of a gate's stand
     # planning again
-    keep: float = 0.05  # m, shortage of room up to which the old path is bent to fit rather than searched anew
+    room: float = 0.06  # m beside the drone; where a path leaves less, others are tried
+    options: int = 3  # other paths tried at most
     wait: int = 6  # steps at rest before the start: time for rotors to spin up
     late: int = 12  # steps after the planned crossing at which a gate counts as missed
     stray: float = 0.35  # m, off the reference, at which the drone counts as lost
