@@ -350,7 +350,7 @@ def climbed(settings: Settings, start: str | None = None, until: str | None = No
     for run in recover(settings):
         job.say(f"{run}: its process is gone; it is marked as crashed")
     check_writable(settings.runs, settings.packets, settings.site, settings.state.parent)
-    parent, given = _below(job, stages[0]), _given(checkpoint)
+    parent, given = below(job, stages[0]), _given(checkpoint)
     try:
         for stage in stages:
             job.rungs.append(rung(job, stage, parent, given or (parent.checkpoint if parent else None)))
@@ -358,7 +358,7 @@ def climbed(settings: Settings, start: str | None = None, until: str | None = No
             if not parent.verdict.passed:
                 break
     finally:
-        _conclude(job)
+        conclude(job)
     return job.rungs
 
 
@@ -375,7 +375,7 @@ def _chosen(gates: Gates, start: str | None, until: str | None) -> list[Stage]:
     return ladder[first:last + 1]
 
 
-def _below(job: Job, stage: Stage) -> Rung | None:
+def below(job: Job, stage: Stage) -> Rung | None:
     "The newest passed run of the stage before, whose checkpoint is handed on."
     if not stage.prerequisite:
         return None
@@ -394,7 +394,7 @@ def _given(checkpoint: str | None) -> Path | None:
     return Path(checkpoint).resolve() if checkpoint else None
 
 
-def _conclude(job: Job) -> None:
+def conclude(job: Job) -> None:
     "Writes the state, builds the site, and says what came out and where it is. Does not hide an error that is on its way."
     from rlnb.lab.site import publish
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from rlnb import __version__
 from rlnb.cli.autoresearch import add_search_options
 from rlnb.cli.car import add_car_parser
+from rlnb.cli.race import add_race_options
 from rlnb.cli.review import add_review_parsers
 from rlnb.lab.errors import Interrupted, LabError, did_you_mean
 from rlnb.lab.settings import SETTINGS, Settings, find_root, load_settings, settings_text
@@ -82,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
     sub = command("batch", run_batch, "run notebooks with parameters in the order of their dependencies; what is up to date is left alone",
                   "rlnb batch data/batches/hover_seeds.toml --workers 2", "FILE")
     sub.add_argument("file", type=Path, metavar="FILE", help="a batch file; see data/batches")
+    sub = command("race", run_race, "fly a block of races under a planner", "rlnb race --planner slow --seeds 5000-5019 --pilot pd")
+    add_race_options(sub)
     sub = command("autoresearch", run_autoresearch, "search settings by itself: random trials first, then a Gaussian process",
                   "rlnb autoresearch tracker --trials 12 --confirm 5", "NAME")
     sub.add_argument("study", metavar="NAME", help="which space file of data/search: tracker, car, or one of your own")
@@ -209,8 +212,14 @@ def rebuild_state(options) -> int:
 
 def run_stage(options) -> int:
     from rlnb.cli.ladder import climb
+    from rlnb.cli.race import smoke
+    from rlnb.lab.gates import load_gates
 
     settings = settings_of(options)
+    if load_gates(settings.gates)[options.stage].kind == "race":
+        if options.timesteps or options.recipe != "default":
+            raise LabError(f"{options.stage} trains nothing: --timesteps and --recipe make no sense there")
+        return smoke(settings, options.stage, options.checkpoint, options.verbose)
     return climb(settings, start=options.stage, until=options.stage, fresh=options.fresh, verbose=options.verbose,
                  timesteps=options.timesteps, checkpoint=options.checkpoint, recipe=options.recipe)
 
@@ -232,6 +241,12 @@ def run_batch(options) -> int:
     from rlnb.cli.batch import batch
 
     return batch(settings_of(options), options.file)
+
+
+def run_race(options) -> int:
+    from rlnb.cli.race import race
+
+    return race(settings_of(options), options)
 
 
 def run_autoresearch(options) -> int:
