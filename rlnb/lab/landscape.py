@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Landscape', 'label', 'history', 'parallel_coordinates', 'slices', 'importance_bars']
 
-# %% ../../nbs/lab/94_landscape.ipynb #3ce69fcd
+# %% ../../nbs/lab/94_landscape.ipynb #6569dde7
+import textwrap
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -121,7 +122,7 @@ def parallel_coordinates(scene: Landscape, measure: str):
     fig.colorbar(scale, ax=axis, label=measure)
     return fig
 
-# %% ../../nbs/lab/94_landscape.ipynb #4c2d29bd
+# %% ../../nbs/lab/94_landscape.ipynb #292e38a8
 def slices(scene: Landscape, measure: str):
     "A figure: mean and two standard deviations of the process along each parameter through the best trial."
     import matplotlib.pyplot as plt
@@ -152,7 +153,7 @@ def slices(scene: Landscape, measure: str):
     for axis in list(axes.flat)[len(names):]:
         axis.set_visible(False)
     for axis in axes[:, 0]:
-        axis.set_ylabel(measure, fontsize=8)
+        axis.set_ylabel(textwrap.fill(measure, 24), fontsize=8)
     return fig
 
 # %% ../../nbs/lab/94_landscape.ipynb #2e88a00c
