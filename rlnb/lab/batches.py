@@ -71,7 +71,7 @@ def expand(jobs: tuple[Job, ...]) -> list[Task]:
                 tasks[job.name].append(Task(key, job, point, needs, first.home if first and not job.grid else key))
     return [task for group in tasks.values() for task in group]
 
-# %% ../../nbs/lab/80_batches.ipynb #78cc5811
+# %% ../../nbs/lab/80_batches.ipynb #361c3730
 def load_batch(path: Path, root: Path) -> tuple[str, tuple[Job, ...]]:
     "Name and jobs of a batch file. A LabError names the file, the job and what is wrong."
     try:
@@ -123,7 +123,7 @@ def _job(entry: dict, earlier: dict[str, Job], root: Path) -> Job:
     _check_parameters(job, root)
     return job
 
-
+# %% ../../nbs/lab/80_batches.ipynb #04cad9da
 def _check_parameters(job: Job, root: Path) -> None:
     "A LabError for a parameter that the notebook does not take, or whose value does not fit; placeholders are filled in later."
     notebook = nbformat_read(root / job.notebook)
@@ -271,7 +271,7 @@ def pool(settings: Settings):
             raise LabError(f"the Dask scheduler at {settings.scheduler} has no workers; start some with 'dask worker {settings.scheduler} --nthreads 1'")
         yield client.get_executor(pure=False)
 
-# %% ../../nbs/lab/80_batches.ipynb #83da36e7
+# %% ../../nbs/lab/80_batches.ipynb #af8511fe
 @dataclass(frozen=True)
 class Outcome:
     "What became of a task."
@@ -295,7 +295,7 @@ def spec_of(task: Task, batch: str, settings: Settings, mark: str, outcomes: Map
             "artefacts": list(job.artefacts), "gate": job.gate, "run": first if task.home != task.key else None, "parent": first, "gathered": list(dict.fromkeys(gathered)),
             "parameters": {**job.parameters, **{name: task.point[name] for name in job.grid}}}
 
-
+# %% ../../nbs/lab/80_batches.ipynb #f7725dc8
 def run_batch(name: str, jobs: tuple[Job, ...], settings: Settings, executor: Executor, say: Callable[[str], None] = print) -> dict[str, Outcome]:
     "Runs all tasks of a batch that are not up to date; returns what became of each, by key, in the order of the file."
     tasks = expand(jobs)
