@@ -376,16 +376,18 @@ def _chosen(gates: Gates, start: str | None, until: str | None) -> list[Stage]:
 
 
 def below(job: Job, stage: Stage) -> Rung | None:
-    "The newest passed run of the stage before, whose checkpoint is handed on."
+    "The newest run of the stage before that passed under this seed; its checkpoint is handed on."
     if not stage.prerequisite:
         return None
     for record in reversed(records(job.settings)):
-        usual = "recipe" not in (record.get("parameters") or {})  # an experiment's checkpoint is handed on only if it is named
+        said = record.get("parameters") or {}
+        usual = "recipe" not in said and said.get("seed") == job.settings.seed  # an experiment's checkpoint is handed on only if it is named
         if usual and record["stage"] == stage.prerequisite and record["status"] == "passed":
             run = Run.open(job.settings.runs / record["id"])
             if (verdict := run.evaluation("verdict")) and run.best_checkpoint():
                 return Rung(record["stage"], run, Verdict.from_dict(verdict), "up to date", run.best_checkpoint())
-    raise LabError(f"{stage.name} is locked: {stage.prerequisite} has not passed; 'rlnb ladder --until {stage.name}' climbs up to it")
+    raise LabError(f"{stage.name} is locked: {stage.prerequisite} has not passed under seed {job.settings.seed}; "
+                   f"'rlnb ladder --until {stage.prerequisite}' climbs up to it, --checkpoint names another policy to start from")
 
 
 def _given(checkpoint: str | None) -> Path | None:

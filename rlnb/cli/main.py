@@ -85,6 +85,10 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("file", type=Path, metavar="FILE", help="a batch file; see data/batches")
     sub = command("race", run_race, "fly a block of races under a planner", "rlnb race --planner slow --seeds 5000-5019 --pilot pd")
     add_race_options(sub)
+    sub = command("race-train", run_race_train, "teach the ladder's tracker to follow what a racing planner asks for", "rlnb race-train --seed 1")
+    sub.add_argument("--checkpoint", metavar="C", help="tracker to start from (default: the newest that passed the ladder's last tracker stage)")
+    sub.add_argument("--effort", type=float, default=1.0, metavar="SHARE", help="share of the usual steps, for a quick look (default: 1)")
+    sub.add_argument("--verbose", action="store_true", help="show what the notebook prints")
     sub = command("autoresearch", run_autoresearch, "search settings by itself: random trials first, then a Gaussian process",
                   "rlnb autoresearch tracker --trials 12 --confirm 5", "NAME")
     sub.add_argument("study", metavar="NAME", help="which space file of data/search: tracker, car, or one of your own")
@@ -241,6 +245,12 @@ def run_batch(options) -> int:
     from rlnb.cli.batch import batch
 
     return batch(settings_of(options), options.file)
+
+
+def run_race_train(options) -> int:
+    from rlnb.cli.race_train import race_train
+
+    return race_train(settings_of(options), options)
 
 
 def run_race(options) -> int:

@@ -1,0 +1,61 @@
+"""Training for the race: one notebook, one run."""
+from pathlib import Path
+
+from rlnb.cli.ladder import Job, Terminal, address, below, closing, near, packet, progress
+from rlnb.lab.errors import LabError
+from rlnb.lab.gates import load_gates
+from rlnb.lab.runs import Run
+from rlnb.lab.settings import Settings
+
+STAGE, NOTEBOOK = "race_references", "race_train"
+
+
+def race_train(settings: Settings, options) -> int:
+    "Trains the ladder's tracker on recorded references, says how well it follows and where everything is; returns 0."
+    from rlnb.race.training import RaceRecipe
+
+    if not 0 < options.effort <= 1:
+        raise LabError(f"--effort {options.effort}: a share of the usual steps, above 0 and at most 1")
+    job = Job(settings, load_gates(settings.gates), Terminal(), verbose=options.verbose)
+    parent, rung = _parent(job, options.checkpoint)
+    run = Run.create(settings, STAGE, {"seed": settings.seed, "checkpoint": near(parent, settings.root), "effort": options.effort}, settings.seed,
+                     rung.run.id if rung else None, kind="tracker")
+    total = sum(int(options.effort * leg.steps) for leg in RaceRecipe().legs)
+    with closing(run):
+        run.start()
+        job.say(f"{STAGE}: recording references, then training to {total:,} steps from {near(parent, settings.root)}, run {run.id}")
+        bar = progress(STAGE, total, job.say)
+        try:
+            _execute(job, run, {"checkpoint": str(parent), "seed": settings.seed, "effort": options.effort}, bar.rows)
+        finally:
+            bar.close()
+        run.finish("passed")
+    _report(job, run)
+    return 0
+
+
+def _parent(job: Job, checkpoint: str | None):
+    if checkpoint:
+        if not Path(checkpoint).is_dir():
+            raise LabError(f"--checkpoint {checkpoint}: there is no such folder; 'rlnb runs' shows the checkpoints of all runs")
+        return Path(checkpoint).resolve(), None
+    rung = below(job, job.gates["planner_integration_smoke"])
+    return rung.checkpoint, rung
+
+
+def _execute(job: Job, run: Run, parameters: dict, on_progress) -> None:
+    from rlnb.lab.notebooks import execute
+
+    execute(job.settings.root / "nbs" / "stages" / f"{NOTEBOOK}.ipynb", packet(job, run, NOTEBOOK),
+            {"run_dir": str(run.folder), "root": str(job.settings.root), **parameters}, run=run, settings=job.settings, on_progress=on_progress,
+            on_output=(lambda text: print(text, end="", flush=True)) if job.verbose else None, artefacts=["evaluations/best.json"])
+
+
+def _report(job: Job, run: Run) -> None:
+    from rlnb.lab.packets import table
+    from rlnb.lab.site import publish
+
+    rows = [(f"{e['step']:,}", f"{100 * e['crash_rate']:.0f} %", f"{100 * e['position_error']:.1f}", f"{100 * e['position_error_p95']:.1f}")
+            for e in run.evaluation("reference_exam")]
+    job.say(f"\n{table(('step', 'crashes', 'median (cm)', 'p95 (cm)'), rows)}\n")
+    job.say(f"checkpoint: {near(run.best_checkpoint(), Path.cwd())}\n{address(publish(job.settings))}")
