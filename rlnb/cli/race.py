@@ -15,7 +15,7 @@ def add_race_options(sub) -> None:
     "Options of `rlnb race`."
     sub.add_argument("--level", default="3", metavar="L", help="number of a level, 0 to 3, or the path of its file (default: 3)")
     sub.add_argument("--planner", default="slow", choices=["slow", "racing"], help="who says what to fly (default: slow)")
-    sub.add_argument("--style", default="", metavar="NAME", help="how the racing planner flies: steady, fast, faster (default: its steadiest)")
+    sub.add_argument("--style", default="", metavar="NAME", help="how the racing planner flies: steady, brisk, fast or fastest (default: steady)")
     sub.add_argument("--seeds", default=EXAM_SEEDS, help=f"courses to fly, such as 101-120 or 5000,5003 (default: {EXAM_SEEDS})")
     sub.add_argument("--checkpoint", metavar="C", help="tracker to fly with (default: the newest that passed the ladder's last tracker stage)")
     sub.add_argument("--pilot", choices=["pd"], help="fly with the hand-written pilot instead of a tracker")

@@ -8,7 +8,7 @@ __all__ = ['STYLES', 'Style']
 # %% ../../nbs/race/58_styles.ipynb #18500aee
 from dataclasses import asdict, dataclass
 
-# %% ../../nbs/race/58_styles.ipynb #d090e608
+# %% ../../nbs/race/58_styles.ipynb #45ef9ee6
 @dataclass(frozen=True)
 class Style:
     "The figures of the racing planner. A figure that makes no sense is a `ValueError` that names it."
@@ -19,9 +19,9 @@ class Style:
     along: float = 2.5  # m/s^2 along the path: speeding up and slowing down
     smooth: int = 5  # steps, width of the moving average over time that rounds changes of acceleration; applied twice, odd
     tight: float = 0.7  # m/s where there is no room beside the drone at all
-    widen: float = 16.0  # 1/s, m/s more for every m of room
-    launch: float = 9.0  # m/s^2 along the path, right after taking off
-    unseen: float = 9.0  # m/s at most before a gate whose true pose is not known yet
+    widen: float = 12.0  # 1/s, m/s more for every m of room
+    launch: float = 2.5  # m/s^2 along the path, right after taking off
+    unseen: float = 1.8  # m/s at most before a gate whose true pose is not known yet
     caution: float = 1.3  # m/s, the same if a pole stands near that gate
     crowded: float = 0.55  # m, how near that is
     caution_reach: float = 0.9  # m before the gate, where these two hold
@@ -40,7 +40,7 @@ class Style:
     clear_plate: float = 0.24  # m, any other gate, its opening included
     clear_stand: float = 0.25  # m, the axis of a gate's stand
     # planning again
-    room: float = 0.06  # m beside the drone; where a path leaves less, others are tried
+    room: float = 0.08  # m beside the drone; where a path leaves less, others are tried
     options: int = 3  # other paths tried at most
     wait: int = 6  # steps at rest before the start: time for rotors to spin up
     late: int = 12  # steps after the planned crossing at which a gate counts as missed
@@ -55,7 +55,8 @@ class Style:
 
 
 STYLES = {
-    "steady": Style(),
-    "fast": Style(speed=2.0, lateral=3.7, along=3.0),
-    "faster": Style(speed=2.4, lateral=4.4, along=3.5),
+    "steady": Style(speed=1.4, lateral=2.5, along=2.0, launch=2.0, unseen=1.1, caution=0.9, widen=9.0),
+    "brisk": Style(speed=1.4, lateral=3.0, along=2.5, unseen=1.3, caution=1.1),
+    "fast": Style(speed=2.4, lateral=5.0, along=4.0),
+    "fastest": Style(speed=2.8, lateral=6.5, along=5.0, launch=3.0, unseen=2.1, caution=1.5, widen=13.0),
 }
