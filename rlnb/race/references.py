@@ -23,7 +23,7 @@ from .styles import Style
 from ..tracker.commands import DT, EPISODE_STEPS, SEQUENCE_STEPS, Kind, Sequences, draw_sequences
 from ..tracker.environment import TrackerEnv
 
-# %% ../../nbs/race/80_references.ipynb #37548710
+# %% ../../nbs/race/80_references.ipynb #911599b5
 @dataclass(frozen=True)
 class Recording:
     "Which references are recorded. The seeds of its courses are for practice and for nothing else."
@@ -35,10 +35,11 @@ class Recording:
 
 
 def practice_style(rng: np.random.Generator, recording: Recording) -> Style:
-    "A style at random: the faster, the harder it turns."
+    "A style at random: the faster, the harder it turns. It takes off harder, and slows down less before the unknown, than any style that races."
     speed = rng.uniform(*recording.speed)
     lateral = rng.uniform(0.8, 1.25) * np.interp(speed, [1.0, 1.4, 2.0, 2.6, 3.2], [2.5, 3.0, 4.0, 6.0, 8.0])
-    return Style(speed=speed, lateral=lateral, along=lateral * rng.uniform(0.7, 0.95), bend=rng.uniform(0.1, 0.2), tight=rng.uniform(0.6, 2.0))
+    return Style(speed=speed, lateral=lateral, along=lateral * rng.uniform(0.7, 0.95), bend=rng.uniform(0.1, 0.2), tight=rng.uniform(0.6, 2.0),
+                 launch=9.0, unseen=9.0, caution=1.3, widen=16.0, room=0.06)
 
 # %% ../../nbs/race/80_references.ipynb #afd23ddf
 BRAKING = 3.0  # m/s^2, at the end of a recorded reference
