@@ -143,7 +143,9 @@ def test_a_new_plan_leaves_what_is_committed_unchanged(course):
     assert other.events[-1] == (0, now, "seen") and len(planner.events) + 1 == len(other.events)
     np.testing.assert_array_equal(held[0].current, new[0].current)
     np.testing.assert_array_equal(held[0].velocity, new[0].velocity)
-    np.testing.assert_array_equal(planner.tapes.point[0, : now + reach + 2], other.tapes.point[0, : now + reach + 2])
+    begin = now + reach + 1  # the new plan starts on the old one there, but for the rounding of its solver
+    np.testing.assert_array_equal(planner.tapes.point[0, :begin], other.tapes.point[0, :begin])
+    np.testing.assert_allclose(planner.tapes.point[0, begin], other.tapes.point[0, begin], rtol=0, atol=1e-9)
     gap = [np.linalg.norm(a.current - b.current) for a, b in zip(held, new)]
     assert max(gap) > 0.02 and np.diff(gap).max() < 0.02  # it goes elsewhere, bit by bit
 
