@@ -350,7 +350,8 @@ def climbed(settings: Settings, start: str | None = None, until: str | None = No
     for run in recover(settings):
         job.say(f"{run}: its process is gone; it is marked as crashed")
     check_writable(settings.runs, settings.packets, settings.site, settings.state.parent)
-    parent, given = below(job, stages[0]), _given(checkpoint)
+    # An experiment with another recipe begins with new weights, or it would live on what the default recipe has learnt.
+    parent, given = below(job, stages[0]) if recipe == DEFAULT else None, _given(checkpoint)
     try:
         for stage in stages:
             job.rungs.append(rung(job, stage, parent, given or (parent.checkpoint if parent else None)))
