@@ -8,7 +8,7 @@ __all__ = ['Leg', 'RaceRecipe', 'ReferenceExam', 'held_still', 'RaceTraining', '
 # %% ../../nbs/race/82_training.ipynb #d7337ffc
 import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
-# %% ../../nbs/race/82_training.ipynb #62173fe2
+# %% ../../nbs/race/82_training.ipynb #989d2cf7
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -21,7 +21,7 @@ import numpy as np
 from .references import ReferenceEnv
 from ..tracker.checkpoints import Metadata, load_policy, save_checkpoint
 from ..tracker.commands import EPISODE_STEPS, Sequences, command_at, mixture
-from ..tracker.environment import Disturbance, TrackerConfig
+from ..tracker.environment import FLIGHT_SPACE, Disturbance, TrackerConfig
 from ..tracker.ppo import Learner, Policy, PPOConfig, make_train
 from ..tracker.rewards import ReferenceCommandReward
 from ..tracker.training import practised
@@ -51,16 +51,18 @@ class RaceRecipe:
         config = TrackerConfig(weights=self.weights, **{"ground_share": 0.3, "rest_share": 0.15} | sizes)
         return ReferenceEnv(config, disturbance=self.disturbance)
 
-# %% ../../nbs/race/82_training.ipynb #249f8784
+# %% ../../nbs/race/82_training.ipynb #cb21086c
 class ReferenceExam:
     "Flies every reference of a bank once, from the ground, without exploration noise."
 
-    SETTLED = 20  # steps after the start from which errors count
+    SETTLED = 20  # steps after the start, and before the end, that do not count
     BINS = (0.0, 0.8, 1.6, 2.4, np.inf)  # m/s of the reference
 
     def __init__(self, bank: Sequences, recipe: RaceRecipe):
         rows = len(bank.length)
         self.bank = jax.tree.map(jnp.asarray, bank)
+        far = np.abs(bank.position[..., :2]).max(axis=-1) > -FLIGHT_SPACE[0][0] - 0.1
+        self.leaves = np.where(far.any(axis=1), far.argmax(axis=1), far.shape[1])  # (rows,) step at which a run-out leads through a wall
         self.env = recipe.environment(num_envs=rows, pool_rows=1, auto_reset=False)
         self.learner = Learner(self.env, recipe.ppo)
         self._fly = jax.jit(self._rollout)
@@ -79,8 +81,8 @@ class ReferenceExam:
     def figures(self, policy: Policy, seed: int = 0) -> dict[str, float]:
         "Crash rate, and median and 95th percentile of the distance to the reference in m, over all speeds and by bin."
         offset, speed, crash = jax.device_get(self._fly(policy, jax.random.key(seed)))
-        step, length = np.arange(len(offset))[:, None], np.asarray(self.bank.length)
-        fallen = np.where(crash.any(0), crash.argmax(0), len(crash))
+        step, length = np.arange(len(offset))[:, None], np.minimum(self.bank.length, self.leaves)
+        fallen = np.where(crash.any(0), crash.argmax(0), np.inf)
         counts = (step >= self.SETTLED) & (step < length - self.SETTLED) & (step < fallen)
         distance = np.linalg.norm(offset, axis=-1)
         found = {"crash_rate": float((fallen < length).mean()), "position_error": float(np.median(distance[counts])),
