@@ -2,6 +2,7 @@
 from pathlib import Path
 
 from rlnb.cli.ladder import Job, Rung, Terminal, address, below, closing, conclude, near, packet
+from rlnb.cli.race_train import STAGE as RACE_TRAINING
 from rlnb.lab.errors import LabError
 from rlnb.lab.gates import check, load_gates
 from rlnb.lab.runs import Run, records
@@ -17,7 +18,7 @@ def add_race_options(sub) -> None:
     sub.add_argument("--planner", default="slow", choices=["slow", "racing"], help="who says what to fly (default: slow)")
     sub.add_argument("--style", default="", metavar="NAME", help="how the racing planner flies: steady, brisk, fast or fastest (default: steady)")
     sub.add_argument("--seeds", default=EXAM_SEEDS, help=f"courses to fly, such as 101-120 or 5000,5003 (default: {EXAM_SEEDS})")
-    sub.add_argument("--checkpoint", metavar="C", help="tracker to fly with (default: the newest that passed the ladder's last tracker stage)")
+    sub.add_argument("--checkpoint", metavar="C", help="tracker to fly with (default: for racing the newest of `rlnb race-train`, else the ladder's)")
     sub.add_argument("--pilot", choices=["pd"], help="fly with the hand-written pilot instead of a tracker")
     sub.add_argument("--steps", type=int, default=0, metavar="N", help="control steps of 20 ms at most (default: the level's)")
     sub.add_argument("--nominal", default="layout", choices=["layout", "file"], help="poses known before they are sensed: the surveyed layout, or the file's zeros")
@@ -35,7 +36,7 @@ def race(settings: Settings, options) -> int:
     if options.style and options.planner == "slow":
         raise LabError(f"--style {options.style} is for --planner racing; the slow planner has none")
     job = Job(settings, load_gates(settings.gates), Terminal(), verbose=options.verbose)
-    checkpoint = "pd" if options.pilot else str(_tracker(job, options.checkpoint)[0])
+    checkpoint = "pd" if options.pilot else str(_trained_for_race(job, options) or _tracker(job, options.checkpoint)[0])
     said = {"planner": options.planner, "style": options.style, "level": options.level, "seeds": options.seeds, "steps": options.steps,
             "nominal": options.nominal, "bounds": options.bounds}
     shown = checkpoint if checkpoint == "pd" else near(Path(checkpoint), settings.root)
@@ -71,6 +72,16 @@ def smoke(settings: Settings, stage: str, checkpoint: str | None = None, verbose
     finally:
         conclude(job)
     return 0 if verdict.passed else 2
+
+
+def _trained_for_race(job: Job, options) -> Path | None:
+    "The newest tracker of `rlnb race-train` under this seed, if the racing planner flies and none is named."
+    if options.planner == "racing" and not options.checkpoint:
+        for record in reversed(records(job.settings)):
+            if (record["stage"], record["status"], record["parameters"].get("seed")) == (RACE_TRAINING, "passed", job.settings.seed):
+                return Run.open(job.settings.runs / record["id"]).best_checkpoint()
+        job.say("no tracker has been trained for the race ('rlnb race-train'): the ladder's flies, and will not keep up")
+    return None
 
 
 def _tracker(job: Job, checkpoint: str | None, stage: str = "planner_integration_smoke") -> tuple[Path, Rung | None]:
