@@ -143,7 +143,7 @@ def failure_bars(blocks: Mapping[str, RaceFlights]) -> Figure:
 
 
 
-# %% ../../nbs/race/70_pictures.ipynb #61a5fc24
+# %% ../../nbs/race/70_pictures.ipynb #563cd824
 class Block(NamedTuple):
     "What a block of races amounts to."
 
@@ -178,7 +178,8 @@ def success_against_time(blocks: Iterable[Block], baseline: Iterable[Block] = ()
             axis.annotate(f"{b.label} ({b.finished}/{b.feasible})", (b.time, 100 * rate.value), xytext=(6, -12), textcoords="offset points", fontsize=8, color=colour)
         ends += times
     axis.set(xlabel="mean time of finished races (s)", ylabel="finished, of feasible seeds (%)", xlim=(min(ends, default=0) - 1, max(ends, default=1) + 2), ylim=(None, 101))
-    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    if axis.containers:
+        axis.legend(frameon=False, fontsize=8, loc="lower right")
     axis.spines[["top", "right"]].set_visible(False)
     return figure
 
