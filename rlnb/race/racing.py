@@ -8,11 +8,12 @@ __all__ = ['MOVED', 'TURNED', 'TAKEOFF_STEPS', 'Tapes', 'Headings', 'RacingPlann
 # %% ../../nbs/race/66_racing.ipynb #d7337ffc
 import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
-# %% ../../nbs/race/66_racing.ipynb #a19d10e7
+# %% ../../nbs/race/66_racing.ipynb #ffb7e4a0
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from fastcore.basics import patch
 
 from .courses import Course
 from .flights import order
@@ -76,11 +77,7 @@ class Headings:
         self.angle = self.angle + self.rate * DT
         return self.angle.copy()
 
-# %% ../../nbs/race/66_racing.ipynb #9d4e850e
-MOVED, TURNED = 0.005, 0.01  # m, and entries of a rotation matrix: changes of a pose that a new plan is worth
-TAKEOFF_STEPS = 40  # steps after the start within which a slow drone may still be on the ground
-
-
+# %% ../../nbs/race/66_racing.ipynb #01ab6889
 class RacingPlanner:
     """From what the sensors report to tracker commands, for many drones that race on courses of their own.
 
@@ -123,57 +120,6 @@ class RacingPlanner:
         self.step += 1
         return command
 
-    def _plan(self, world: int, step: int, motion: Motion, sensed: Sensed, reason: str, old: Path | None = None) -> None:
-        "Write a new plan on the tape of one world from `step` on, or note why there is none."
-        target, scene = int(sensed.target[world]), Scene.sensed(sensed, world)
-        try:
-            path = plan(scene, target, motion, self.style, old)
-        except PlanError as error:
-            self.events.append((world, self.step, f"no plan: {error}"))
-            self.due[world, target] = self.step
-            return
-        points, times = timed(path.point, limited(path, scene, 0.0 if motion.takeoff else motion.speed, self.style))
-        self.tapes.write(world, step, points)
-        self.paths[world] = path
-        self.due[world] = np.inf
-        self.due[world, target : target + len(path.crossing)] = step + times[path.crossing] / DT
-        for gate, k in enumerate(path.crossing, target):
-            way = path.point[min(k + 1, len(path.point) - 1)] - path.point[max(k - 3, 0)]
-            self.ways[world, gate] = np.arctan2(way[1], way[0])
-        self.events.append((world, self.step, reason))
-
-    def _news(self, sensed: Sensed) -> np.ndarray:
-        "Where a pose of a pole or of a gate to come is not the one that was planned with: (worlds,)."
-        gate, turn, pole = self.used
-        ahead = np.arange(GATES) >= sensed.target[:, None]
-        gates = (np.abs(sensed.gate_position - gate).max(-1) > MOVED) | (np.abs(sensed.gate_rotation - turn).max((-1, -2)) > TURNED)
-        return (gates & ahead).any(1) | (np.abs(sensed.pole - pole).max((-1, -2)) > MOVED)
-
-    def _plan_again(self, sensed: Sensed) -> None:
-        "New plans where they are due."
-        now, style, worlds = self.step, self.style, np.arange(self.worlds)
-        position, velocity = (np.asarray(part, float) for part in (sensed.body.position, sensed.body.velocity))
-        racing = np.asarray(sensed.alive) & (sensed.target < GATES)
-        missed = now > self.due[worlds, sensed.target] + style.late
-        strayed = np.linalg.norm(self.tapes.read([now])[:, 0] - position, axis=1) > style.stray
-        news = self._news(sensed)
-        for world in np.nonzero(racing & (news | missed | strayed))[0]:
-            if missed[world] or strayed[world]:
-                self._start_over(world, position[world], velocity[world], sensed, "missed" if missed[world] else "strayed")
-            else:
-                begin = now + self.tapes.reach + 1
-                self._plan(world, begin, self.tapes.motion(world, begin, now < TAKEOFF_STEPS), sensed, "seen", self.paths[world])
-            for used, poses in zip(self.used, (sensed.gate_position, sensed.gate_rotation, sensed.pole)):
-                used[world] = poses[world]
-
-    def _start_over(self, world: int, position: np.ndarray, velocity: np.ndarray, sensed: Sensed, reason: str) -> None:
-        "Plan from where the drone is, as if it had always flown as it flies now."
-        first = max(self.step - self.tapes.reach, 0)
-        since = np.arange(first, self.step + 2) - self.step
-        self.tapes.point[world, first : self.step + 2] = position + velocity * DT * since[:, None]
-        motion = Motion(position + velocity * DT, velocity, takeoff=float(np.linalg.norm(velocity)) < 0.2)
-        self._plan(world, self.step + 1, motion, sensed, reason)
-
     def _read(self, sensed: Sensed) -> Command:
         "The command of this step."
         before, now, after, following, ahead = np.moveaxis(self.tapes.read(self.step + np.array([-1, 0, 1, NEXT, LOOKAHEAD])), 1, 0)
@@ -184,6 +130,69 @@ class RacingPlanner:
         crossing = (np.abs(local[:, 0]) < self.style.approach) & (np.abs(local[:, 1:]) < FRAME).all(1)
         self.phase = np.select([sensed.target >= GATES, np.full(self.worlds, self.step < self.style.wait), crossing], [3, 0, 2], 1)
         return order(now, following, ahead, velocity, heading=heading)
+
+# %% ../../nbs/race/66_racing.ipynb #98cbc3b2
+@patch
+def _plan(self: RacingPlanner, world: int, step: int, motion: Motion, sensed: Sensed, reason: str, old: Path | None = None) -> None:
+    "Write a new plan on the tape of one world from `step` on, or note why there is none."
+    target, scene = int(sensed.target[world]), Scene.sensed(sensed, world)
+    try:
+        path = plan(scene, target, motion, self.style, old)
+    except PlanError as error:
+        self.events.append((world, self.step, f"no plan: {error}"))
+        self.due[world, target] = self.step
+        return
+    points, times = timed(path.point, limited(path, scene, 0.0 if motion.takeoff else motion.speed, self.style))
+    self.tapes.write(world, step, points)
+    self.paths[world] = path
+    self.due[world] = np.inf
+    self.due[world, target : target + len(path.crossing)] = step + times[path.crossing] / DT
+    for gate, k in enumerate(path.crossing, target):
+        way = path.point[min(k + 1, len(path.point) - 1)] - path.point[max(k - 3, 0)]
+        self.ways[world, gate] = np.arctan2(way[1], way[0])
+    self.events.append((world, self.step, reason))
+
+# %% ../../nbs/race/66_racing.ipynb #249059af
+MOVED, TURNED = 0.005, 0.01  # m, and entries of a rotation matrix: changes of a pose that a new plan is worth
+TAKEOFF_STEPS = 40  # steps after the start within which a slow drone may still be on the ground
+
+
+@patch
+def _news(self: RacingPlanner, sensed: Sensed) -> np.ndarray:
+    "Where a pose of a pole or of a gate to come is not the one that was planned with: (worlds,)."
+    gate, turn, pole = self.used
+    ahead = np.arange(GATES) >= sensed.target[:, None]
+    gates = (np.abs(sensed.gate_position - gate).max(-1) > MOVED) | (np.abs(sensed.gate_rotation - turn).max((-1, -2)) > TURNED)
+    return (gates & ahead).any(1) | (np.abs(sensed.pole - pole).max((-1, -2)) > MOVED)
+
+
+@patch
+def _plan_again(self: RacingPlanner, sensed: Sensed) -> None:
+    "New plans where they are due."
+    now, style, worlds = self.step, self.style, np.arange(self.worlds)
+    position, velocity = (np.asarray(part, float) for part in (sensed.body.position, sensed.body.velocity))
+    racing = np.asarray(sensed.alive) & (sensed.target < GATES)
+    missed = now > self.due[worlds, sensed.target] + style.late
+    strayed = np.linalg.norm(self.tapes.read([now])[:, 0] - position, axis=1) > style.stray
+    news = self._news(sensed)
+    for world in np.nonzero(racing & (news | missed | strayed))[0]:
+        if missed[world] or strayed[world]:
+            self._start_over(world, position[world], velocity[world], sensed, "missed" if missed[world] else "strayed")
+        else:
+            begin = now + self.tapes.reach + 1
+            self._plan(world, begin, self.tapes.motion(world, begin, now < TAKEOFF_STEPS), sensed, "seen", self.paths[world])
+        for used, poses in zip(self.used, (sensed.gate_position, sensed.gate_rotation, sensed.pole)):
+            used[world] = poses[world]
+
+
+@patch
+def _start_over(self: RacingPlanner, world: int, position: np.ndarray, velocity: np.ndarray, sensed: Sensed, reason: str) -> None:
+    "Plan from where the drone is, as if it had always flown as it flies now."
+    first = max(self.step - self.tapes.reach, 0)
+    since = np.arange(first, self.step + 2) - self.step
+    self.tapes.point[world, first : self.step + 2] = position + velocity * DT * since[:, None]
+    motion = Motion(position + velocity * DT, velocity, takeoff=float(np.linalg.norm(velocity)) < 0.2)
+    self._plan(world, self.step + 1, motion, sensed, reason)
 
 # %% ../../nbs/race/66_racing.ipynb #19cc12db
 class Rehearsal(NamedTuple):
