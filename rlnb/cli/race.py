@@ -110,7 +110,7 @@ def _report(job: Job, run: Run) -> None:
     from rlnb.lab.site import publish
 
     found = run.evaluation("race")
-    rows = [(name, f"{m['finished']} / {m['feasible']}", f"{m['success_rate']:.1%}", f"{m['success_low']:.1%} to {m['success_high']:.1%}", f"{m['mean_time']:.2f} s")
+    rows = [(name, f"{m['finished']} / {m['feasible']}", f"{m['success_rate']:.1%}", f"{m['success_low']:.1%} to {m['success_high']:.1%}", f"{m['mean_time']:.2f} s" if m["finished"] else "-")
             for name, m in (("this pilot", found["metrics"]), ("hand-written pilot", found["baseline"])) if m]
     job.say(f"\n{table(('', 'finished / feasible', 'success', '95 % interval', 'mean time'), rows)}\n")
     job.say(f"ended: {', '.join(f'{name} {count}' for name, count in found['taxonomy'].items())}")
