@@ -218,6 +218,13 @@ def test_unknown_and_locked_stages(project):
     assert not project.records()
 
 
+def test_a_rung_stands_on_the_rung_below_of_its_own_seed(project):
+    assert project.rlnb("ladder", "--until", "hover").returncode == 0
+    other = project.rlnb("stage", "point_hold", "--seed", "2")
+    assert other.returncode == 1 and "hover has not passed under seed 2" in other.stderr
+    assert project.rlnb("stage", "point_hold").returncode == 0
+
+
 def test_a_single_stage_with_its_own_budget_and_checkpoint(project):
     done = project.rlnb("stage", "hover", "--timesteps", "20_000", "--verbose")
     assert done.returncode == 0 and "trained hover from 0 to 20000" in done.stdout
