@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("stage", help="name of the stage")
     _training_options(sub)
     sub.add_argument("--timesteps", type=_count, metavar="N", help="environment steps instead of the gate file's budget, such as 1_000_000")
-    sub.add_argument("--recipe", default="default", metavar="NAME", help="reward and hyper-parameters by name: default, or known_bad to see what fails and why")
+    sub.add_argument("--recipe", default="default", metavar="NAME", help="reward, hyper-parameters and disturbances by name: default, randomised, or known_bad to see what fails and why")
     sub.add_argument("--checkpoint", metavar="DIR", help="start from this checkpoint instead of the best one of the stage before")
     sub = command("ladder", run_ladder, "climb the ladder: train and examine what has not passed yet", "rlnb ladder --until point_hold")
     sub.add_argument("--until", metavar="STAGE", help="the last stage to climb (default: the last one there is)")

@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['RECIPES', 'Recipe', 'find_recipe']
 
-# %% ../../nbs/tracker/91_recipes.ipynb #b99f1fbe
+# %% ../../nbs/tracker/91_recipes.ipynb #d7337ffc
 import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
-# %% ../../nbs/tracker/91_recipes.ipynb #2fb0926c
+# %% ../../nbs/tracker/91_recipes.ipynb #1b4e228d
 from dataclasses import dataclass, field
 
-from .environment import TrackerConfig
+from .environment import Disturbance, TrackerConfig
 from .known_bad import UnboundedReward
 from .ppo import PPOConfig
 from .rewards import ReferenceCommandReward
 from .training import Schedule
 
-# %% ../../nbs/tracker/91_recipes.ipynb #0e90b020
+# %% ../../nbs/tracker/91_recipes.ipynb #5e1945f4
 @dataclass(frozen=True)
 class Recipe:
     "Everything about a training that is a choice and not a size."
@@ -27,16 +27,19 @@ class Recipe:
     weights: ReferenceCommandReward | UnboundedReward = field(default_factory=ReferenceCommandReward)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     schedule: Schedule = field(default_factory=Schedule)
+    disturbance: Disturbance = field(default_factory=Disturbance)  # of the physics in training; none by default
 
     def environment(self, **sizes) -> TrackerConfig:
         "The environment that pays by this recipe."
         return TrackerConfig(weights=self.weights, **sizes)
 
-# %% ../../nbs/tracker/91_recipes.ipynb #709d69d4
+# %% ../../nbs/tracker/91_recipes.ipynb #94290ed5
 RECIPES = {recipe.name: recipe for recipe in (
     Recipe("default", "bounded reward, two networks, four epochs, normalised observations"),
     Recipe("known_bad", "unbounded penalties, shared trunk under one gradient clip, one epoch, raw observations",
            weights=UnboundedReward(), ppo=PPOConfig(epochs=1, normalise=False, shared_trunk=True, smoothness=0.0)),
+    Recipe("randomised", "the default on drones of random mass, pushed and with noisy actions",
+           disturbance=Disturbance(mass=0.12, force=0.1, action_noise=0.01)),
 )}
 
 

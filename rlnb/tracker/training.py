@@ -6,10 +6,10 @@
 __all__ = ['HELD_OUT', 'OWN', 'BELOW', 'ABOVE', 'practised', 'practised_by_generalist', 'Schedule', 'Milestone', 'StageResult',
            'use_compilation_cache', 'Trainer', 'StageTask', 'train_stage']
 
-# %% ../../nbs/tracker/90_training.ipynb #b99f1fbe
+# %% ../../nbs/tracker/90_training.ipynb #d7337ffc
 import rlnb.tracker  # noqa: F401  first: it sets the flag that crazyflow wants before Brax imports SciPy
 
-# %% ../../nbs/tracker/90_training.ipynb #37c0f672
+# %% ../../nbs/tracker/90_training.ipynb #42b7338e
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,11 +20,11 @@ import jax.numpy as jnp
 
 from .checkpoints import Metadata, checkpoints_in, load_policy, resume, save_checkpoint
 from .commands import mixture
-from .environment import TrackerConfig, TrackerEnv
+from .environment import Disturbance, TrackerConfig, TrackerEnv
 from .exams import EXAMS, Examiner, find_exam, measure
 from .ppo import Policy, PPOConfig, TrainState, make_train
 
-# %% ../../nbs/tracker/90_training.ipynb #aabc31a6
+# %% ../../nbs/tracker/90_training.ipynb #ea7ac919
 HELD_OUT = ("zigzag", "lemniscate")
 OWN, BELOW, ABOVE = 3.0, 1.0, 1.0  # weights of a stage's own families, of those below and of those above
 
@@ -39,13 +39,13 @@ def practised(stage: str) -> dict[str, float]:
         weights |= {family: weight / len(families) for family in sorted(families)}
     return weights
 
-# %% ../../nbs/tracker/90_training.ipynb #733373e0
+# %% ../../nbs/tracker/90_training.ipynb #71172240
 def practised_by_generalist() -> dict[str, float]:
     "Family weights, by name: every exam counts the same, the held-out one does not count."
     shares = [(family, 1 / len(set(exam.families))) for exam in EXAMS.values() for family in sorted(set(exam.families))]
     return {family: share for family, share in shares if family not in HELD_OUT}
 
-# %% ../../nbs/tracker/90_training.ipynb #8373bdf7
+# %% ../../nbs/tracker/90_training.ipynb #552f74e2
 @dataclass(frozen=True)
 class Schedule:
     "Learning rate over the environment steps of a policy and all its ancestors."
@@ -58,7 +58,7 @@ class Schedule:
         "Learning rate after `lineage` steps of experience."
         return self.last + (self.first - self.last) * max(0.0, 1 - lineage / self.steps)
 
-# %% ../../nbs/tracker/90_training.ipynb #0eb9fef5
+# %% ../../nbs/tracker/90_training.ipynb #33445f0d
 @dataclass(frozen=True)
 class Milestone:
     "One checkpoint under the stage's validation exam."
@@ -97,12 +97,14 @@ def use_compilation_cache(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
-# %% ../../nbs/tracker/90_training.ipynb #1576c31c
+# %% ../../nbs/tracker/90_training.ipynb #9d29416a
 class Trainer:
     "Compiled training and examination for every stage."
 
-    def __init__(self, env: TrackerConfig | None = None, ppo: PPOConfig | None = None, updates: int = 8, episodes: int = 20):
-        self.env = TrackerEnv(env or TrackerConfig())
+    def __init__(self, env: TrackerConfig | None = None, ppo: PPOConfig | None = None, updates: int = 8, episodes: int = 20,
+                 disturbance: Disturbance | None = None):
+        "`disturbance`: what training adds to the physics, nothing by default; milestones are always examined without."
+        self.env = TrackerEnv(env or TrackerConfig(), disturbance=disturbance)
         self.learner, self.init, self._train = make_train(self.env, ppo, updates)
         self.chunk_steps = updates * self.learner.config.unroll * self.env.config.num_envs
         self.examiner = Examiner(episodes, self.learner.config, self.env.config.physics)
@@ -120,7 +122,7 @@ class Trainer:
         self.compile(state, families)
         return jax.block_until_ready(self._compiled(state, families, jnp.float32(rate)))
 
-# %% ../../nbs/tracker/90_training.ipynb #a461c879
+# %% ../../nbs/tracker/90_training.ipynb #64cf0086
 @dataclass(frozen=True)
 class StageTask:
     "What is to be trained, and where it goes."
@@ -138,7 +140,7 @@ class StageTask:
     config_hashes: dict = field(default_factory=dict)
     families: dict | None = None  # family weights by name; by default what the stage practises
 
-# %% ../../nbs/tracker/90_training.ipynb #8afb1941
+# %% ../../nbs/tracker/90_training.ipynb #59d16bea
 def train_stage(trainer: Trainer, task: StageTask, judge: Callable[[dict], tuple[bool, bool]],
                 log: Callable[[int, dict], None] = lambda step, values: None,
                 milestone: Callable[[Milestone], None] = lambda milestone: None) -> StageResult:
@@ -181,7 +183,7 @@ def train_stage(trainer: Trainer, task: StageTask, judge: Callable[[dict], tuple
     result.stopped = "gold" if result.milestones and result.best.gold else "the budget is spent"
     return result
 
-# %% ../../nbs/tracker/90_training.ipynb #451e6758
+# %% ../../nbs/tracker/90_training.ipynb #aaafbdbf
 def _parent(trainer: Trainer, task: StageTask) -> tuple[Policy | None, int]:
     "The policy to start from, and the experience (steps) that it brings."
     if not task.parent:
