@@ -211,6 +211,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'rlnb.car.runner.validation_drives': ('car/runner.html#validation_drives', 'rlnb/car/runner.py'),
                                  'rlnb.car.runner.vision_beside': ('car/runner.html#vision_beside', 'rlnb/car/runner.py'),
                                  'rlnb.car.runner.wait_until_gone': ('car/runner.html#wait_until_gone', 'rlnb/car/runner.py'),
+                                 'rlnb.car.runner.with_room': ('car/runner.html#with_room', 'rlnb/car/runner.py'),
                                  'rlnb.car.runner.write_json': ('car/runner.html#write_json', 'rlnb/car/runner.py')},
             'rlnb.car.server': { 'rlnb.car.server.PortTaken': ('car/server.html#porttaken', 'rlnb/car/server.py'),
                                  'rlnb.car.server.ServerConfig': ('car/server.html#serverconfig', 'rlnb/car/server.py'),

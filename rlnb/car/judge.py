@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 
-# %% ../../nbs/car/70_judge.ipynb #cc7c965f
+# %% ../../nbs/car/70_judge.ipynb #cc0dadcb
 @dataclass(frozen=True)
 class Drive:
     "One episode, summed up."
@@ -22,6 +22,7 @@ class Drive:
     lap_time: float  # s, of the best complete lap; nan if there was none
     inside: float  # share of frames with the car's centre on the road
     widest: float  # units, largest |cross-track error|
+    room: float  # share of the road's half width that was left at that moment; below 0 off the road
     off_road: int  # times the road was left
     speed: float  # units/s, mean forward speed
     steering_change: float  # mean change of steering per second, in full locks
@@ -29,7 +30,7 @@ class Drive:
     clean: bool  # all laps asked for were driven and the road was never left
     end: str  # why it ended: "laps", "time", or the environment's reason
 
-# %% ../../nbs/car/70_judge.ipynb #89567b26
+# %% ../../nbs/car/70_judge.ipynb #d8c5d31c
 class Watch(gym.Wrapper):
     """Sums up each episode in `info['drive']` at its end, after `laps` complete laps or `seconds` s at the latest.
 
@@ -72,6 +73,7 @@ class Watch(gym.Wrapper):
             lap_time=min(self.times, default=math.nan),
             inside=float(1 - off.mean()),
             widest=float(np.abs(cte).max()),
+            room=float(1 - np.abs(cte).max() / info["half_width"]),
             off_road=int(off[0]) + int((off[1:] & ~off[:-1]).sum()),
             speed=float(speed.mean()),
             steering_change=float(np.abs(np.diff(wheel, prepend=0.0)).mean() / self.frame),
@@ -80,9 +82,9 @@ class Watch(gym.Wrapper):
             end=end,
         )
 
-# %% ../../nbs/car/70_judge.ipynb #fd2b7839
+# %% ../../nbs/car/70_judge.ipynb #12841f4c
 def score(drives):
-    "A dict of means over drives: what a policy is chosen and reported by."
+    "A dict of means over drives, for `widest` and `room` of the worst: what a policy is chosen and reported by."
     table = pd.DataFrame([asdict(d) for d in drives])
     return {
         "episodes": len(table),
@@ -91,6 +93,7 @@ def score(drives):
         "progress": float(table.progress.mean()),
         "inside": float(table.inside.mean()),
         "widest": float(table.widest.max()),
+        "room": float(table.room.min()),
         "off_road": float(table.off_road.mean()),
         "lap_time": float(table.lap_time.mean()),
         "speed": float(table.speed.mean()),
