@@ -36,7 +36,7 @@ qualify: setup ## the ladder under seeds 1, 2 and 3, and a summary of median and
 test: setup ## all tests: drift, style, source notebooks, pytest
 	@$(BIN)/python -m rlnb.cli.drift
 	@$(BIN)/ruff check --quiet . && echo "ruff: clean"
-	@for part in lab tracker car race index.ipynb; do $(BIN)/nbdev-test nbs/$$part --n-workers 2 || exit 1; done  # in parts: programs pile up in memory
+	@for part in lab tracker race index.ipynb; do $(BIN)/nbdev-test nbs/$$part --n-workers 2 || exit 1; done  # in parts: compiled programs pile up in memory; pytest runs those of the car
 	@echo "notebooks: all source notebooks run"
 	@$(BIN)/python -m pytest
 
