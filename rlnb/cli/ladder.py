@@ -188,7 +188,7 @@ def train(job: Job, stage: Stage, run: Run, checkpoint: Path | None, total: int,
     job.say(f"{stage.name}: training {'goes on ' if resume else ''}to {total:,} steps{'' if resume else source}, run {run.id}")
     bar = progress(stage.name, total, job.say)
     try:
-        _notebook(job, run, TRAIN, {"stage": stage.name, "seed": job.settings.seed, "timesteps": total, "resume": resume,
+        notebook(job, run, TRAIN, {"stage": stage.name, "seed": job.settings.seed, "timesteps": total, "resume": resume,
                                     "checkpoint": str(checkpoint or ""), **said(job)}, ["evaluations/best.json"], bar.rows)
     finally:
         bar.close()
@@ -201,7 +201,7 @@ def examine(job: Job, stage: Stage, run: Run) -> Verdict:
     if best is None:
         raise LabError(f"{stage.name}: evaluations/best.json of {run.id} names no checkpoint that is on disk; run it again with --fresh")
     job.say.wait(f"{stage.name}: flying the exam ...")
-    _notebook(job, run, EXAM, {"stage": stage.name, "checkpoint": str(best)}, ["evaluations/exam.json"], None)
+    notebook(job, run, EXAM, {"stage": stage.name, "checkpoint": str(best)}, ["evaluations/exam.json"])
     exam = run.evaluation("exam")
     metrics = exam.get("metrics") if isinstance(exam, dict) else None
     history = [{"stage": r["stage"], "status": r["status"]} for r in records(job.settings)]
@@ -214,14 +214,15 @@ def examine(job: Job, stage: Stage, run: Run) -> Verdict:
 def review(job: Job, stage: Stage, run: Run) -> dict:
     "Executes the review notebook, and writes the decision that it comes to into the run's record."
     job.say.wait(f"{stage.name}: reviewing what went wrong ...")
-    _notebook(job, run, REVIEW, {"stage": stage.name}, ["evaluations/review.json"], None)
+    notebook(job, run, REVIEW, {"stage": stage.name}, ["evaluations/review.json"])
     found = run.evaluation("review")
     run.update(decision=found["decision"])
     job.say(f"{stage.name}: decision {found['decision']}: {found['because']}")
     return found
 
 
-def _notebook(job: Job, run: Run, name: str, parameters: dict, artefacts: list[str], on_progress) -> None:
+def notebook(job: Job, run: Run, name: str, parameters: dict, artefacts: list[str], on_progress=None) -> None:
+    "Executes a stage notebook in a run; the executed copy is the run's packet."
     from rlnb.lab.notebooks import execute
 
     execute(job.settings.root / "nbs" / "stages" / f"{name}.ipynb", packet(job, run, name),
@@ -351,7 +352,7 @@ def climbed(settings: Settings, start: str | None = None, until: str | None = No
         job.say(f"{run}: its process is gone; it is marked as crashed")
     check_writable(settings.runs, settings.packets, settings.site, settings.state.parent)
     # An experiment with another recipe begins with new weights, or it would live on what the default recipe has learnt.
-    parent, given = below(job, stages[0]) if recipe == DEFAULT else None, _given(checkpoint)
+    parent, given = below(job, stages[0]) if recipe == DEFAULT else None, named(checkpoint)
     try:
         for stage in stages:
             job.rungs.append(rung(job, stage, parent, given or (parent.checkpoint if parent else None)))
@@ -391,7 +392,8 @@ def below(job: Job, stage: Stage) -> Rung | None:
                    f"'rlnb ladder --until {stage.prerequisite}' climbs up to it, --checkpoint names another policy to start from")
 
 
-def _given(checkpoint: str | None) -> Path | None:
+def named(checkpoint: str | None) -> Path | None:
+    "The checkpoint that was named on the command line, if any; one that is not there is an error."
     if checkpoint and not Path(checkpoint).is_dir():
         raise LabError(f"--checkpoint {checkpoint}: there is no such folder; 'rlnb runs' shows the checkpoints of all runs")
     return Path(checkpoint).resolve() if checkpoint else None

@@ -1,8 +1,9 @@
 """Races: a block of seeds under a planner, and the last rung of the ladder, which needs no training."""
 from pathlib import Path
 
-from rlnb.cli.ladder import Job, Rung, Terminal, address, below, closing, conclude, near, packet
+from rlnb.cli.ladder import Job, Rung, Terminal, address, closing, conclude, near, notebook, packet
 from rlnb.cli.race_train import STAGE as RACE_TRAINING
+from rlnb.cli.race_train import tracker
 from rlnb.lab.errors import LabError
 from rlnb.lab.gates import check, load_gates
 from rlnb.lab.runs import Run, records
@@ -36,7 +37,7 @@ def race(settings: Settings, options) -> int:
     if options.style and options.planner == "slow":
         raise LabError(f"--style {options.style} is for --planner racing; the slow planner has none")
     job = Job(settings, load_gates(settings.gates), Terminal(), verbose=options.verbose)
-    checkpoint = "pd" if options.pilot else str(_trained_for_race(job, options) or _tracker(job, options.checkpoint)[0])
+    checkpoint = "pd" if options.pilot else str(_trained_for_race(job, options) or tracker(job, options.checkpoint)[0])
     said = {"planner": options.planner, "style": options.style, "level": options.level, "seeds": options.seeds, "steps": options.steps,
             "nominal": options.nominal, "bounds": options.bounds}
     shown = checkpoint if checkpoint == "pd" else near(Path(checkpoint), settings.root)
@@ -44,7 +45,7 @@ def race(settings: Settings, options) -> int:
     with closing(run):
         run.start()
         job.say.wait(f"race: {len(seeds)} seeds, {options.planner}, {shown} ...")
-        _execute(job, run, RACE, said | {"checkpoint": checkpoint}, ["evaluations/race.json", "evaluations/races.npz"])
+        notebook(job, run, RACE, said | {"checkpoint": checkpoint}, ["evaluations/race.json", "evaluations/races.npz"])
         run.finish("passed")
     _report(job, run)
     return 0
@@ -53,7 +54,7 @@ def race(settings: Settings, options) -> int:
 def smoke(settings: Settings, stage: str, checkpoint: str | None = None, verbose: bool = False) -> int:
     "The stage that flies a planner over the tracker of the stage before; returns 0 if its gate is passed, 2 if not."
     job = Job(settings, load_gates(settings.gates), Terminal(), verbose=verbose)
-    chosen, parent = _tracker(job, checkpoint, stage)
+    chosen, parent = tracker(job, checkpoint, stage)
     seeds = read_seeds(EXAM_SEEDS)
     run = Run.create(settings, stage, {"planner": "slow", "seeds": EXAM_SEEDS, "checkpoint": near(chosen, settings.root)}, seeds,
                      parent.run.id if parent else None, kind=RACE, configs=[settings.root / "data" / "level3.toml"])
@@ -61,7 +62,7 @@ def smoke(settings: Settings, stage: str, checkpoint: str | None = None, verbose
         with closing(run):
             run.start()
             job.say.wait(f"{stage}: flying {len(seeds)} seeds ...")
-            _execute(job, run, SMOKE, {"stage": stage, "planner": "slow", "seeds": EXAM_SEEDS, "checkpoint": str(chosen)},
+            notebook(job, run, SMOKE, {"stage": stage, "planner": "slow", "seeds": EXAM_SEEDS, "checkpoint": str(chosen)},
                      ["evaluations/exam.json", "evaluations/races.npz"])
             history = [{"stage": r["stage"], "status": r["status"]} for r in records(settings)]
             verdict = check(job.gates, stage, run.evaluation("exam")["metrics"], history, require_prerequisites=True)
@@ -82,26 +83,6 @@ def _trained_for_race(job: Job, options) -> Path | None:
                 return Run.open(job.settings.runs / record["id"]).best_checkpoint()
         job.say("no tracker has been trained for the race ('rlnb race-train'): the ladder's flies, and will not keep up")
     return None
-
-
-def _tracker(job: Job, checkpoint: str | None, stage: str = "planner_integration_smoke") -> tuple[Path, Rung | None]:
-    "The checkpoint to fly with, and the rung it comes from if none was named."
-    if checkpoint:
-        if not Path(checkpoint).is_dir():
-            raise LabError(f"--checkpoint {checkpoint}: there is no such folder; 'rlnb runs' shows the checkpoints of all runs")
-        return Path(checkpoint).resolve(), None
-    parent = below(job, job.gates[stage])
-    if parent is None or parent.checkpoint is None:
-        raise LabError(f"{stage} names no stage whose tracker it flies: give one with --checkpoint")
-    return parent.checkpoint, parent
-
-
-def _execute(job: Job, run: Run, name: str, parameters: dict, artefacts: list[str]) -> None:
-    from rlnb.lab.notebooks import execute
-
-    execute(job.settings.root / "nbs" / "stages" / f"{name}.ipynb", packet(job, run, name),
-            {"run_dir": str(run.folder), "root": str(job.settings.root), **parameters}, run=run, settings=job.settings,
-            on_output=(lambda text: print(text, end="", flush=True)) if job.verbose else None, artefacts=artefacts)
 
 
 def _report(job: Job, run: Run) -> None:

@@ -1,7 +1,7 @@
 """Training for the race: one notebook, one run."""
 from pathlib import Path
 
-from rlnb.cli.ladder import Job, Terminal, address, below, closing, near, packet, progress
+from rlnb.cli.ladder import Job, Rung, Terminal, address, below, closing, named, near, notebook, progress
 from rlnb.lab.errors import LabError
 from rlnb.lab.gates import load_gates
 from rlnb.lab.runs import Run
@@ -17,7 +17,7 @@ def race_train(settings: Settings, options) -> int:
     if not 0 < options.effort <= 1:
         raise LabError(f"--effort {options.effort}: a share of the usual steps, above 0 and at most 1")
     job = Job(settings, load_gates(settings.gates), Terminal(), verbose=options.verbose)
-    parent, rung = _parent(job, options.checkpoint)
+    parent, rung = tracker(job, options.checkpoint)
     run = Run.create(settings, STAGE, {"seed": settings.seed, "checkpoint": near(parent, settings.root), "effort": options.effort}, settings.seed,
                      rung.run.id if rung else None, kind="tracker")
     total = sum(int(options.effort * leg.steps) for leg in RaceRecipe().legs)
@@ -26,7 +26,7 @@ def race_train(settings: Settings, options) -> int:
         job.say(f"{STAGE}: recording references, then training to {total:,} steps from {near(parent, settings.root)}, run {run.id}")
         bar = progress(STAGE, total, job.say)
         try:
-            _execute(job, run, {"checkpoint": str(parent), "seed": settings.seed, "effort": options.effort}, bar.rows)
+            notebook(job, run, NOTEBOOK, {"checkpoint": str(parent), "seed": settings.seed, "effort": options.effort}, ["evaluations/best.json"], bar.rows)
         finally:
             bar.close()
         run.finish("passed")
@@ -34,21 +34,14 @@ def race_train(settings: Settings, options) -> int:
     return 0
 
 
-def _parent(job: Job, checkpoint: str | None):
-    if checkpoint:
-        if not Path(checkpoint).is_dir():
-            raise LabError(f"--checkpoint {checkpoint}: there is no such folder; 'rlnb runs' shows the checkpoints of all runs")
-        return Path(checkpoint).resolve(), None
-    rung = below(job, job.gates["planner_integration_smoke"])
+def tracker(job: Job, checkpoint: str | None, stage: str = "planner_integration_smoke") -> tuple[Path, Rung | None]:
+    "The checkpoint to go on with, and the rung that it comes from if none was named: the one below `stage`."
+    if given := named(checkpoint):
+        return given, None
+    rung = below(job, job.gates[stage])
+    if rung is None or rung.checkpoint is None:
+        raise LabError(f"{stage} names no stage whose tracker it flies: give one with --checkpoint")
     return rung.checkpoint, rung
-
-
-def _execute(job: Job, run: Run, parameters: dict, on_progress) -> None:
-    from rlnb.lab.notebooks import execute
-
-    execute(job.settings.root / "nbs" / "stages" / f"{NOTEBOOK}.ipynb", packet(job, run, NOTEBOOK),
-            {"run_dir": str(run.folder), "root": str(job.settings.root), **parameters}, run=run, settings=job.settings, on_progress=on_progress,
-            on_output=(lambda text: print(text, end="", flush=True)) if job.verbose else None, artefacts=["evaluations/best.json"])
 
 
 def _report(job: Job, run: Run) -> None:
